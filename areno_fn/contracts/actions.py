@@ -1,0 +1,68 @@
+"""The currency between a modality and an algorithm: numbers per decision in, sums out."""
+
+from __future__ import annotations
+
+import torch
+
+from areno_fn.contracts.record import record, static
+
+
+@record
+class Scores:
+    """Log-probabilities of given decisions under the current parameters.
+
+    Attributes:
+        logp: float32 [M].
+        weight: float32 [M], 0 where a decision does not count.
+        segments: int64 [M], the document of each decision, in [0, documents).
+        entropy: float32 [M], of the distribution the decision was scored under, without gradient.
+        documents: number of documents.
+    """
+
+    logp: torch.Tensor
+    weight: torch.Tensor
+    segments: torch.Tensor
+    entropy: torch.Tensor
+    documents: int = static()
+
+
+@record
+class Actions:
+    """Scores of decisions that a policy took, with what is known about them.
+
+    Attributes:
+        logp, weight, segments, entropy, documents: as in `Scores`.
+        old: float32 [M], recorded under the behaviour policy: data, no gradient.
+        advantage: float32 [M].
+        reference: float32 [M] or None.
+    """
+
+    logp: torch.Tensor
+    weight: torch.Tensor
+    segments: torch.Tensor
+    entropy: torch.Tensor
+    old: torch.Tensor
+    advantage: torch.Tensor
+    reference: torch.Tensor | None = None
+    documents: int = static()
+
+
+@record
+class Sums:
+    """What every objective returns: a numerator and a denominator, never a mean.
+
+    Attributes:
+        total: float32 [], carries the gradient.
+        weight: float32 [], the unit being averaged over (tokens, sequences); no gradient.
+        stats: named pairs (numerator, denominator), each float32 [2], divided once at the end.
+        peaks: named maxima, float32 [].
+    """
+
+    total: torch.Tensor
+    weight: torch.Tensor
+    stats: dict[str, torch.Tensor]
+    peaks: dict[str, torch.Tensor]
+
+
+Metrics = dict[str, float]
+"""What a step reports, by the names of `areno_fn.contracts.metrics`."""

@@ -1,0 +1,120 @@
+"""Batches of tokens. Shape letters: B sequences, L prompt length, T completion length, N packed tokens, M decisions."""
+
+from __future__ import annotations
+
+import torch
+
+from areno_fn.contracts.errors import RecordError
+from areno_fn.contracts.record import record, static
+
+
+@record
+class PackedTokens:
+    """Documents laid end to end without padding, and the decisions that are scored in them.
+
+    Decision j is the choice of `targets[j]` made by the model standing at `index[j]`; a document's first
+    token is nobody's target, so no document ever predicts the start of the next.
+
+    Attributes:
+        tokens: int64 [N].
+        positions: int64 [N], starting at 0 in every document.
+        segments: int64 [N], the document of each token: 0, 0, .., 1, 1, .., non-decreasing without gaps.
+        index: int64 [M], places in the stream.
+        targets: int64 [M], the tokens chosen there.
+        weight: float32 [M], what each decision counts for (1 for a response token).
+        documents: number of documents.
+        longest: length of the longest document.
+    """
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    segments: torch.Tensor
+    index: torch.Tensor
+    targets: torch.Tensor
+    weight: torch.Tensor
+    documents: int = static()
+    longest: int = static()
+
+    def __check__(self) -> None:
+        _same_length(self, "tokens", "positions", "segments")
+        _same_length(self, "index", "targets", "weight")
+
+
+@record
+class Experience:
+    """What a policy-gradient update needs besides the tokens; everything here is data, recorded earlier.
+
+    Attributes:
+        packed: the documents and their decisions.
+        old: float32 [M], log-probability of each target under the behaviour policy's sampling distribution.
+        advantage: float32 [M].
+        reference: float32 [M], log-probability under the frozen reference, or None.
+    """
+
+    packed: PackedTokens
+    old: torch.Tensor
+    advantage: torch.Tensor
+    reference: torch.Tensor | None = None
+
+    def __check__(self) -> None:
+        for name in ("old", "advantage", "reference"):
+            value = getattr(self, name)
+            if value is not None and value.shape != self.packed.targets.shape:
+                raise RecordError(
+                    f"Experience.{name} has shape {tuple(value.shape)}, but there are {self.packed.targets.shape[0]} decisions"
+                )
+
+
+@record
+class Prompts:
+    """Prompts to be continued.
+
+    Attributes:
+        tokens: int64 [B, L], right-padded; what stands past a row's length is never read.
+        lengths: int64 [B], at least 1.
+        ids: int64 [B], the name of each prompt; draws are functions of it, so it must not depend on the batch.
+    """
+
+    tokens: torch.Tensor
+    lengths: torch.Tensor
+    ids: torch.Tensor
+
+    def __check__(self) -> None:
+        if self.tokens.ndim != 2:
+            raise RecordError(f"Prompts.tokens must be [B, L], received shape {tuple(self.tokens.shape)}")
+        _same_length(self, "tokens", "lengths", "ids")
+
+
+@record
+class Rollout:
+    """Sampled continuations, with all that is needed to replay them into an update. B rows = prompts x samples.
+
+    Attributes:
+        prompts: the prompt of every row (repeated for its samples).
+        groups: int64 [B], rows with one number answer the same prompt.
+        ids: int64 [B], the sequence id that the draws of a row were keyed by.
+        tokens: int64 [B, T], right-padded with 0; the stop token, when one was drawn, is included.
+        lengths: int64 [B], drawn tokens per row, at least 1.
+        logp: float32 [B, T], log-probability of each drawn token under the distribution it was drawn from; 0 past the length.
+        finished: bool [B], a stop token was drawn (False: cut off by the length limit).
+    """
+
+    prompts: Prompts
+    groups: torch.Tensor
+    ids: torch.Tensor
+    tokens: torch.Tensor
+    lengths: torch.Tensor
+    logp: torch.Tensor
+    finished: torch.Tensor
+
+    def __check__(self) -> None:
+        _same_length(self, "groups", "ids", "tokens", "lengths", "logp", "finished")
+        if self.tokens.shape != self.logp.shape:
+            raise RecordError(f"Rollout.logp has shape {tuple(self.logp.shape)}, but tokens has {tuple(self.tokens.shape)}")
+
+
+def _same_length(value: object, *names: str) -> None:
+    sizes = {name: getattr(value, name).shape[0] for name in names}
+    if len(set(sizes.values())) > 1:
+        shown = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        raise RecordError(f"{type(value).__name__}: these must have one length, received {shown}")

@@ -1,0 +1,76 @@
+"""`Key`: randomness as a value.
+
+A key names a stream of random words. It is split and folded, never advanced behind the caller's back, and
+it is an ordinary record of tensors, so that a checkpoint stores it like any other state. The mixing
+function is the SplitMix64 finaliser (Steele, Lea and Flood, "Fast splittable pseudorandom number
+generators", OOPSLA 2014): a bijection of 64-bit words that is cheap in any backend.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+from areno_fn.contracts.record import record
+
+GOLDEN = -0x61C8864680B583EB  # 2^64 / golden ratio, odd, as a signed 64-bit word
+_MUL_1 = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
+_MUL_2 = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
+
+
+@record
+class Key:
+    """A random stream: `seed` chooses it, `counter` is the place in it.
+
+    Attributes:
+        seed: int64 [], any value.
+        counter: int64 [], how often `advance` was called.
+    """
+
+    seed: torch.Tensor
+    counter: torch.Tensor
+
+    @staticmethod
+    def of(seed: int) -> Key:
+        """The key of an integer seed (taken modulo 2^64)."""
+        return Key(seed=torch.tensor(_signed(seed)), counter=torch.tensor(0))
+
+    def word(self) -> torch.Tensor:
+        """The 64-bit word of this key, int64 []."""
+        return mix(self.seed + (self.counter + 1) * GOLDEN)
+
+    def fold(self, data: int | str | torch.Tensor) -> Key:
+        """The child key named by an integer, an int64 scalar tensor or a string."""
+        if isinstance(data, str):
+            data = int.from_bytes(hashlib.sha256(data.encode()).digest()[:8], "little", signed=True)
+        return Key(seed=mix(mix(self.word() ^ GOLDEN) + (_scalar(data) + 1) * GOLDEN), counter=torch.zeros_like(self.counter))
+
+    def split(self, count: int = 2) -> tuple[Key, ...]:
+        """`count` independent children; the parent must not be used for draws afterwards."""
+        return tuple(self.fold(i) for i in range(count))
+
+    def advance(self) -> Key:
+        """The next key of the same stream."""
+        return Key(seed=self.seed, counter=self.counter + 1)
+
+
+def mix(word: torch.Tensor) -> torch.Tensor:
+    """The SplitMix64 finaliser on int64 words, elementwise, any shape."""
+    word = (word ^ _shift(word, 30)) * _MUL_1
+    word = (word ^ _shift(word, 27)) * _MUL_2
+    return word ^ _shift(word, 31)
+
+
+def _shift(word: torch.Tensor, by: int) -> torch.Tensor:
+    """Logical right shift; torch's own is arithmetic on int64."""
+    return (word >> by) & ((1 << (64 - by)) - 1)
+
+
+def _signed(value: int) -> int:
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _scalar(data: int | torch.Tensor) -> torch.Tensor:
+    return data if isinstance(data, torch.Tensor) else torch.tensor(_signed(data))

@@ -1,0 +1,77 @@
+"""What an optimizer is: two pure functions. `OptimizerLayout` says which parameters each one owns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from areno_fn.contracts.errors import RecordError
+
+
+@attrs.frozen(kw_only=True)
+class Transform:
+    """A gradient transformation in the manner of optax: it maps gradients to updates and never sees a step.
+
+    Attributes:
+        init: `params -> state`.
+        update: `(updates, state, params) -> (updates, state)`; updates are *added* to parameters.
+    """
+
+    init: Callable[[Any], Any]
+    update: Callable[[Any, Any, Any], tuple[Any, Any]]
+
+
+@attrs.frozen(kw_only=True)
+class Optimizer:
+    """What moves the parameters of one role.
+
+    Attributes:
+        init: `params -> state`.
+        apply: `(gradients, state, params) -> (params, state, stats)`; `stats` are named scalar tensors.
+    """
+
+    init: Callable[[Any], Any]
+    apply: Callable[[Any, Any, Any], tuple[Any, Any, dict[str, Any]]]
+
+
+@attrs.frozen(kw_only=True)
+class OptimizerGroup:
+    """Parameters that one optimizer moves with one setting."""
+
+    role: str
+    name: str
+    paths: tuple[str, ...]
+
+
+@attrs.frozen(kw_only=True)
+class OptimizerLayout:
+    """Every trainable parameter in exactly one group."""
+
+    groups: tuple[OptimizerGroup, ...]
+
+    def check(self, owned: dict[str, tuple[str, ...]]) -> None:
+        """Refuses an assignment that is not a partition.
+
+        Args:
+            owned: the paths of the parameters of each trainable role.
+        """
+        for group in self.groups:
+            if group.role not in owned:
+                raise RecordError(
+                    f"optimizer group {group.name!r} belongs to role {group.role!r}, which is not trainable; "
+                    f"trainable roles are {', '.join(sorted(owned)) or 'none'}"
+                )
+        for role, paths in owned.items():
+            claims: dict[str, str] = {}
+            for group in (g for g in self.groups if g.role == role):
+                for path in group.paths:
+                    if path in claims:
+                        raise RecordError(f"{role}.{path} is in optimizer groups {claims[path]!r} and {group.name!r}; one may own it")
+                    claims[path] = group.name
+            missing, extra = sorted(set(paths) - claims.keys()), sorted(claims.keys() - set(paths))
+            if missing:
+                raise RecordError(f"{role}.{missing[0]} is in no optimizer group ({len(missing)} such parameters)")
+            if extra:
+                raise RecordError(f"optimizer group {claims[extra[0]]!r} names {role}.{extra[0]}, which is not a parameter")

@@ -1,0 +1,66 @@
+"""What a model answers. An algorithm knows models only through these protocols."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+from areno_fn.contracts.record import record
+
+
+@record
+class Cache:
+    """Keys and values of the tokens read so far; every leaf has the batch as its first dimension.
+
+    Attributes:
+        keys: per layer, [B, capacity, kv_heads, head_dim].
+        values: per layer, the same shape.
+        lengths: int64 [B], tokens stored per row.
+    """
+
+    keys: tuple[torch.Tensor, ...]
+    values: tuple[torch.Tensor, ...]
+    lengths: torch.Tensor
+
+
+class TokenPolicy(Protocol):
+    """A language model as functions of its parameters. N packed tokens, B rows, D width, V vocabulary."""
+
+    @property
+    def vocab_size(self) -> int:
+        """V: number of logits."""
+        ...
+
+    @property
+    def max_positions(self) -> int:
+        """The longest sequence the model was made for."""
+        ...
+
+    def hidden(
+        self,
+        params: Any,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        segments: torch.Tensor,
+        *,
+        bounds: tuple[int, int] | None = None,
+    ) -> torch.Tensor:
+        """Final hidden states [N, D] of packed documents.
+
+        Args:
+            bounds: (number of documents, length of the longest) when known; found from `segments` otherwise.
+        """
+        ...
+
+    def logits(self, params: Any, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [..., V] of hidden states [..., D]."""
+        ...
+
+    def prefill(self, params: Any, tokens: torch.Tensor, lengths: torch.Tensor, capacity: int) -> tuple[torch.Tensor, Cache]:
+        """Reads right-padded prompts [B, L]; returns the logits [B, V] after each row's last token, and a cache."""
+        ...
+
+    def decode(self, params: Any, tokens: torch.Tensor, cache: Cache) -> tuple[torch.Tensor, Cache]:
+        """Reads one more token a row [B]; the cache passed in is donated. Returns logits [B, V] and the cache."""
+        ...

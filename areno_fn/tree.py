@@ -1,0 +1,178 @@
+"""Trees of tensors: the few functions every other part is written with.
+
+A tree is any nesting of dicts, lists, tuples and records (`areno_fn.contracts.record`); everything else is
+a leaf. `None` fields of a record are structure. Paths read like code: `layers.0.qkv`, `params.actor.embed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch
+import torch.utils._pytree as pytree
+
+from areno_fn.contracts.record import field_names, is_record
+
+T = TypeVar("T")
+
+Tree = Any
+"""A nesting of containers and records with tensors at the leaves."""
+
+
+def map(function: Callable[..., Any], tree: T, *rest: Any) -> T:
+    """Applies `function` to corresponding leaves of trees of one structure.
+
+    Raises:
+        ValueError: the structures differ; the message names the first path that does.
+    """
+    for other in rest:
+        difference = _structure_difference(tree, other)
+        if difference is not None:
+            raise ValueError(f"trees differ in structure at {difference}")
+    return pytree.tree_map(function, tree, *rest)  # type: ignore[no-any-return]
+
+
+def leaves(tree: Tree) -> list[Any]:
+    """The leaves, in a fixed order."""
+    return pytree.tree_leaves(tree)
+
+
+def leaves_with_path(tree: Tree) -> list[tuple[str, Any]]:
+    """The leaves with their dotted paths, in the order of `leaves`."""
+    return [(_dotted(path), leaf) for path, leaf in pytree.tree_flatten_with_path(tree)[0]]
+
+
+def map_with_path(function: Callable[[str, Any], Any], tree: T) -> T:
+    """Like `map` over one tree, passing the dotted path as the first argument."""
+    items, spec = pytree.tree_flatten_with_path(tree)
+    return pytree.tree_unflatten([function(_dotted(path), leaf) for path, leaf in items], spec)  # type: ignore[no-any-return]
+
+
+def unflatten(like: T, values: Iterable[Any]) -> T:
+    """A tree of the structure of `like` with other leaves."""
+    return pytree.tree_unflatten(list(values), pytree.tree_structure(like))  # type: ignore[no-any-return]
+
+
+class _Absent:
+    """Stands in a partitioned tree where the leaf went to the other half."""
+
+    def __repr__(self) -> str:
+        return "<absent>"
+
+
+ABSENT = _Absent()
+
+
+def partition(predicate: Callable[[Any], bool], tree: T) -> tuple[T, T]:
+    """Splits a tree in two of the same structure: leaves that satisfy `predicate`, and the others.
+
+    Where a leaf went to the other tree, `ABSENT` stands. `combine` is the inverse.
+    """
+    return map(lambda x: x if predicate(x) else ABSENT, tree), map(lambda x: ABSENT if predicate(x) else x, tree)
+
+
+def combine(first: T, second: Any) -> T:
+    """Joins the halves that `partition` made."""
+    return map(lambda a, b: b if a is ABSENT else a, first, second)
+
+
+class At:
+    """`at(tree, where).set(value)`: a functional update of one place in a tree of records."""
+
+    def __init__(self, tree: Any, where: Callable[[Any], Any]) -> None:
+        self._tree = tree
+        self._where = where
+
+    def set(self, value: Any) -> Any:
+        """A copy of the tree in which the place that `where` points at holds `value`."""
+        return self.apply(lambda _: value)
+
+    def apply(self, function: Callable[[Any], Any]) -> Any:
+        """A copy of the tree in which the place that `where` points at is mapped by `function`."""
+        steps: list[tuple[str, Any]] = []
+        self._where(_Recorder(steps))
+        return _rebuild(self._tree, steps, function)
+
+
+class _Recorder:
+    def __init__(self, steps: list[tuple[str, Any]]) -> None:
+        self._steps = steps
+
+    def __getattr__(self, name: str) -> _Recorder:
+        self._steps.append(("field", name))
+        return self
+
+    def __getitem__(self, key: Any) -> _Recorder:
+        self._steps.append(("item", key))
+        return self
+
+
+def at(tree: Any, where: Callable[[Any], Any]) -> At:
+    """Points at one place of a tree: `at(state, lambda s: s.params["actor"].head).set(new)`."""
+    return At(tree, where)
+
+
+def _rebuild(node: Any, steps: list[tuple[str, Any]], function: Callable[[Any], Any]) -> Any:
+    if not steps:
+        return function(node)
+    (kind, key), rest = steps[0], steps[1:]
+    if kind == "field":
+        if not is_record(node) or key not in field_names(node):
+            raise ValueError(f"at: {type(node).__name__} has no field {key!r}")
+        values = {n: getattr(node, n) for n in field_names(node)}
+        values[key] = _rebuild(values[key], rest, function)
+        return type(node)(**values)
+    if isinstance(node, dict):
+        return {**node, key: _rebuild(node[key], rest, function)}
+    items = list(node)
+    items[key] = _rebuild(items[key], rest, function)
+    return type(node)(items)
+
+
+def equal(first: Tree, second: Tree) -> bool:
+    """True when two trees have one structure and bitwise equal leaves (NaN equals the same NaN)."""
+    return first_difference(first, second) is None
+
+
+def first_difference(first: Tree, second: Tree) -> str | None:
+    """The first path where two trees differ, with what differs; `None` when they are equal bit for bit."""
+    structure = _structure_difference(first, second)
+    if structure is not None:
+        return structure
+    for (path, a), b in zip(leaves_with_path(first), leaves(second), strict=True):
+        difference = _leaf_difference(a, b)
+        if difference is not None:
+            return f"{path or '<root>'}: {difference}"
+    return None
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor as uint8, so that NaNs and signed zeros compare exactly."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _leaf_difference(a: Any, b: Any) -> str | None:
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        if a.shape != b.shape:
+            return f"shape {tuple(a.shape)} against {tuple(b.shape)}"
+        if a.dtype != b.dtype:
+            return f"dtype {a.dtype} against {b.dtype}"
+        if not torch.equal(bits(a), bits(b)):
+            return f"{int((a.cpu() != b.cpu()).sum())} of {a.numel()} elements differ"
+        return None
+    return None if type(a) is type(b) and a == b else f"{a!r} against {b!r}"
+
+
+def _structure_difference(first: Tree, second: Tree) -> str | None:
+    if pytree.tree_structure(first) == pytree.tree_structure(second):
+        return None
+    a, b = dict(leaves_with_path(first)), dict(leaves_with_path(second))
+    for path in [*a, *b]:
+        if path not in a or path not in b:
+            return f"{path or '<root>'}: only in the {'first' if path in a else 'second'} tree"
+    return "<root>: same paths, but other container types or static fields"
+
+
+def _dotted(path: tuple[Any, ...]) -> str:
+    return ".".join(str(getattr(k, "name", getattr(k, "key", getattr(k, "idx", k)))) for k in path)
