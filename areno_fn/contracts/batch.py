@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import attrs
 import torch
 
 from areno_fn.contracts.errors import RecordError
 from areno_fn.contracts.record import record, static
+
+
+@attrs.frozen(kw_only=True)
+class Example:
+    """One tokenised training row, before packing.
+
+    Attributes:
+        tokens: the whole document, prompt and response.
+        trained: one flag per token: True where the token is a target of the loss. The first is always False.
+        row: index of the row in its data set, for messages.
+    """
+
+    tokens: tuple[int, ...]
+    trained: tuple[bool, ...]
+    row: int = 0
 
 
 @record
