@@ -129,6 +129,26 @@ class Rollout:
             raise RecordError(f"Rollout.logp has shape {tuple(self.logp.shape)}, but tokens has {tuple(self.tokens.shape)}")
 
 
+@record
+class JudgedRollout:
+    """Sampled continuations and what the rewards said of them: the batch of a policy-gradient step.
+
+    Attributes:
+        rollout: B sequences.
+        rewards: float32 [B], the weighted sum of the phase's rewards.
+    """
+
+    rollout: Rollout
+    rewards: torch.Tensor
+
+    def __check__(self) -> None:
+        if self.rewards.shape != self.rollout.lengths.shape:
+            raise RecordError(
+                f"JudgedRollout.rewards has shape {tuple(self.rewards.shape)}, but there are "
+                f"{self.rollout.lengths.shape[0]} sequences"
+            )
+
+
 def _same_length(value: object, *names: str) -> None:
     sizes = {name: getattr(value, name).shape[0] for name in names}
     if len(set(sizes.values())) > 1:
