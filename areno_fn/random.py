@@ -7,6 +7,8 @@ devices draws the same numbers as a whole one.
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from areno_fn.contracts.key import GOLDEN, Key, mix
@@ -21,18 +23,18 @@ def words(key: Key, *coordinates: torch.Tensor) -> torch.Tensor:
 
 
 def uniform(key: Key, *coordinates: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Uniform numbers strictly inside (0, 1)."""
-    return _unit(words(key, *coordinates)).to(dtype) if dtype == torch.float64 else _unit_single(words(key, *coordinates), dtype)
+    """Uniform numbers strictly inside (0, 1): (k + 1/2) / 2^b with as many random bits b as `dtype` holds exactly."""
+    return _unit(words(key, *coordinates), dtype)
 
 
 def normal(key: Key, *coordinates: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Standard normal numbers, by the inverse distribution function in float64."""
-    return torch.special.ndtri(_unit(words(key, *coordinates))).to(dtype)
+    return torch.special.ndtri(_unit(words(key, *coordinates), torch.float64)).to(dtype)
 
 
 def gumbel(key: Key, *coordinates: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Standard Gumbel numbers: `argmax(logp + gumbel)` is a draw from `exp(logp)`."""
-    return -torch.log(-torch.log(_unit(words(key, *coordinates)))).to(dtype)
+    return (-torch.log(-torch.log(_unit(words(key, *coordinates), torch.float64)))).to(dtype)
 
 
 def permutation(key: Key, size: int) -> torch.Tensor:
@@ -40,11 +42,7 @@ def permutation(key: Key, size: int) -> torch.Tensor:
     return torch.argsort(words(key, torch.arange(size)), stable=True)
 
 
-def _unit(word: torch.Tensor) -> torch.Tensor:
-    """The top 52 bits as a float64 in the open unit interval: (k + 1/2) / 2^52."""
-    return (((word >> 12) & ((1 << 52) - 1)).to(torch.float64) + 0.5) * 2.0**-52
-
-
-def _unit_single(word: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """23 bits, so that (k + 1/2) / 2^23 is exact in float32 and neither 0 nor 1."""
-    return ((((word >> 41) & ((1 << 23) - 1)).to(torch.float32) + 0.5) * 2.0**-23).to(dtype)
+def _unit(word: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    bits = round(-math.log2(torch.finfo(dtype).eps))
+    top = (word >> (64 - bits)) & ((1 << bits) - 1)
+    return (top.to(dtype) + 0.5) * 2.0**-bits

@@ -42,9 +42,9 @@ class Key:
 
     def fold(self, data: int | str | torch.Tensor) -> Key:
         """The child key named by an integer, an int64 scalar tensor or a string."""
-        if isinstance(data, str):
-            data = int.from_bytes(hashlib.sha256(data.encode()).digest()[:8], "little", signed=True)
-        return Key(seed=mix(mix(self.word() ^ GOLDEN) + (_scalar(data) + 1) * GOLDEN), counter=torch.zeros_like(self.counter))
+        name = _named(data) if isinstance(data, str) else data
+        seed = mix(mix(self.word() ^ GOLDEN) + (_scalar(name) + 1) * GOLDEN)
+        return Key(seed=seed, counter=torch.zeros_like(self.counter))
 
     def split(self, count: int = 2) -> tuple[Key, ...]:
         """`count` independent children; the parent must not be used for draws afterwards."""
@@ -65,6 +65,12 @@ def mix(word: torch.Tensor) -> torch.Tensor:
 def _shift(word: torch.Tensor, by: int) -> torch.Tensor:
     """Logical right shift; torch's own is arithmetic on int64."""
     return (word >> by) & ((1 << (64 - by)) - 1)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _named(text: str) -> int:
+    """The 64-bit word that a string stands for: the first eight bytes of its SHA-256."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
 
 
 def _signed(value: int) -> int:

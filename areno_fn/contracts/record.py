@@ -8,14 +8,16 @@ A record is an attrs class whose fields are the children of a node in torch's ow
 * `__check__` runs when a record is constructed and is skipped when a transform rebuilds one, because
   transforms put placeholders into leaves.
 
+Records are final, and they are not pickled: what is stored goes through `areno_fn.ckpt`.
+
 The constructor spells `object.__setattr__(self, "name", value)` literally: attrs' own frozen
 constructor breaks `torch.compile(fullgraph=True)`, this one does not.
 """
 
 from __future__ import annotations
 
+import copy
 import sys
-import traceback
 import typing
 import weakref
 from collections.abc import Callable, Mapping
@@ -52,13 +54,17 @@ def record(cls: type[T]) -> type[T]:
     """
     user_check = cls.__dict__.get("__check__")
     cls = attrs.frozen(cls, slots=True, eq=False, init=False, repr=False, kw_only=True)
-    fields = attrs.fields(cls)  # type: ignore[arg-type,misc]
+    fields = attrs.fields(cls)  # type: ignore[arg-type]
     names = tuple(f.name for f in fields)
     dynamic = tuple(f.name for f in fields if _STATIC not in f.metadata)
     fixed = tuple(f.name for f in fields if _STATIC in f.metadata)
     setattr(cls, "__init__", _constructor(cls, fields, user_check))
     setattr(cls, "__repr__", _show)
     setattr(cls, "__getattr__", _missing_attribute(names))
+    setattr(cls, "__copy__", lambda self: _rebuilt(self, lambda item: item))
+    setattr(cls, "__deepcopy__", lambda self, memo: _rebuilt(self, lambda item: copy.deepcopy(item, memo)))
+    setattr(cls, "__reduce_ex__", _refuse_pickle)
+    setattr(cls, "__init_subclass__", classmethod(_refuse_subclass))
     _register(cls, dynamic, fixed)
     return cls
 
@@ -79,6 +85,8 @@ def replace(value: T, /, **changes: Any) -> T:
 
 def field_names(value: object) -> tuple[str, ...]:
     """The names of a record's fields in declaration order, static ones included."""
+    if not is_record(value):
+        raise RecordError(f"{type(value).__name__} is not a record; make its class one with @record")
     return tuple(f.name for f in attrs.fields(type(value)))  # type: ignore[arg-type]
 
 
@@ -88,15 +96,30 @@ def donate(value: T) -> T:
     The caller promises not to look at `value` again, so the receiver may reuse its storage. Reading a
     field of the old record raises `DonatedError` that says where it was handed over.
     """
-    frame = traceback.extract_stack(limit=2)[0]
-    names = field_names(value)
-    values = [getattr(value, n) for n in names]
-    fresh = object.__new__(type(value))
-    for name, item in zip(names, values, strict=True):
-        object.__setattr__(fresh, name, item)
+    caller = sys._getframe(1)
+    fresh = _rebuilt(value, lambda item: item)
+    for name in field_names(value):
         object.__delattr__(value, name)
-    _donated[value] = f"{frame.filename}:{frame.lineno}"
+    _donated[value] = f"{caller.f_code.co_filename}:{caller.f_lineno}"
     return fresh
+
+
+def _rebuilt(value: T, change: Callable[[Any], Any]) -> T:
+    """A record of the same class with every field mapped by `change`; no checks."""
+    items = [(name, change(getattr(value, name))) for name in field_names(value)]
+    fresh = object.__new__(type(value))
+    for name, item in items:
+        object.__setattr__(fresh, name, item)
+    return fresh
+
+
+def _refuse_pickle(self: Any, protocol: Any) -> Any:
+    del protocol
+    raise TypeError(f"{type(self).__name__} cannot be pickled; save its leaves with areno_fn.ckpt")
+
+
+def _refuse_subclass(cls: type) -> None:
+    raise TypeError(f"{cls.__name__} extends a record; records are final, so give {cls.__name__} a field that holds one")
 
 
 def _constructor(cls: type, fields: Any, user_check: Callable[[Any], None] | None) -> Callable[..., None]:
@@ -149,7 +172,7 @@ def _type_checker(cls: type) -> Callable[[Any], None]:
 
 def _resolve_hints(cls: type) -> dict[str, Any]:
     hints = typing.get_type_hints(cls, vars(sys.modules[cls.__module__]))
-    return {f.name: hints[f.name] for f in attrs.fields(cls)}  # type: ignore[arg-type]
+    return {f.name: hints[f.name] for f in attrs.fields(cls)}
 
 
 def _missing_attribute(names: tuple[str, ...]) -> Callable[[Any, str], Any]:
@@ -159,8 +182,9 @@ def _missing_attribute(names: tuple[str, ...]) -> Callable[[Any, str], Any]:
         where = _donated.get(self) if name in names else None
         if where is not None:
             raise DonatedError(
-                f"{type(self).__name__}.{name} was read after this record was donated at {where}; "
-                f"use the record that call returned (write `state = step(state, ...)`, not `new = step(state, ...)`)"
+                f"{type(self).__name__}.{name} was read after this record was donated at {where}\n"
+                "    instead of   new = step(old)   which leaves `old` unreadable,\n"
+                "    write        old = step(old)   and go on with what the call returned"
             )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -178,7 +202,7 @@ def _register(cls: type, dynamic: tuple[str, ...], fixed: tuple[str, ...]) -> No
 
     def unflatten(children: Any, context: Any) -> Any:
         present, values = context
-        self = object.__new__(cls)
+        self: Any = object.__new__(cls)
         for name in dynamic:
             object.__setattr__(self, name, None)
         for name, child in zip(present, children, strict=True):
@@ -205,8 +229,6 @@ _SHORT = {
 
 
 def _show(self: Any) -> str:
-    if self in _donated:
-        return f"{type(self).__name__}(<donated at {_donated[self]}>)"
     return _format(self, 0)
 
 
@@ -214,6 +236,8 @@ def _format(value: Any, depth: int) -> str:
     if isinstance(value, torch.Tensor):
         return f"{_SHORT.get(value.dtype, str(value.dtype))}[{','.join(map(str, value.shape))}]"
     if is_record(value):
+        if value in _donated:
+            return f"{type(value).__name__}(<donated at {_donated[value]}>)"
         items = [f"{n}={_format(getattr(value, n), depth + 1)}" for n in field_names(value)]
         return _wrap(f"{type(value).__name__}(", items, ")", depth)
     if isinstance(value, Mapping):
