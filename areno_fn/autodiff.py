@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.utils._pytree as pytree
@@ -56,28 +56,28 @@ def value_and_grad(function: Callable[..., Any], *, has_aux: bool = False) -> Ca
 def custom_vjp(
     forward: Callable[..., Any],
     backward: Callable[[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]],
+    *,
+    constant_outputs: tuple[int, ...] = (),
 ) -> Callable[..., Any]:
     """A function with its own vector-Jacobian product, on both sides of which plain tensors arrive.
 
     The pair works under `torch.func`, plain autograd and `torch.compile`, and with real data pointers, so
-    that kernels and collectives can be called in it. It is differentiable once.
+    that kernels and collectives can be called in it. It is differentiable once. Define it once, at module
+    level: Dynamo refuses to build classes inside a compiled region.
 
     Args:
-        forward: `forward(*tensors)` returning a tensor or a tuple of tensors. It must not write into its
-            arguments.
-        backward: `backward(cotangents, inputs, outputs)`, each a tuple of tensors; returns one cotangent
-            per input, `None` where the input has none. It must not write into any of them.
+        forward: `forward(*args)` returning a tensor or a tuple of tensors. It must not write into its
+            arguments. Arguments that are not tensors (an epsilon, a flag) are passed on as they are.
+        backward: `backward(cotangents, inputs, outputs)`, each a tuple; returns one cotangent per input,
+            `None` where the input has none. It must not write into any of them.
+        constant_outputs: positions of floating outputs that carry no gradient, such as statistics saved
+            for the backward; their cotangents are not read.
     """
 
     class Backward(torch.autograd.Function):
         @staticmethod
-        def forward(*flat: Any) -> Any:
-            *tensors, counts = flat
-            a, b = counts
-            given = tuple(tensors)
-            result = backward(given[:a], given[a : a + b], given[a + b :])
-            # a Function cannot return None under torch.func: an absent cotangent travels as zeros
-            return tuple(torch.zeros_like(x) if g is None else g for g, x in zip(result, given[a : a + b], strict=True))
+        def forward(plan: _Plan, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return plan.pull(backward, tensors)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -89,26 +89,68 @@ def custom_vjp(
 
     class Forward(torch.autograd.Function):
         @staticmethod
-        def forward(*inputs: Any) -> Any:
-            return forward(*inputs)
+        def forward(*args: Any) -> Any:
+            return forward(*args)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
             outputs = output if isinstance(output, tuple) else (output,)
-            ctx.count = len(inputs)
-            ctx.inexact = tuple(_is_inexact(x) for x in inputs)
-            ctx.mark_non_differentiable(*(x for x in outputs if not _is_inexact(x)))
-            ctx.save_for_backward(*inputs, *outputs)
+            fixed = [x for i, x in enumerate(outputs) if i in constant_outputs or not _is_inexact(x)]
+            if fixed:
+                ctx.mark_non_differentiable(*fixed)
+            ctx.static = tuple(None if isinstance(x, torch.Tensor) else x for x in inputs)
+            ctx.where = tuple(i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor))
+            ctx.moving = tuple(i for i, x in enumerate(inputs) if _is_inexact(x))
+            ctx.save_for_backward(*(inputs[i] for i in ctx.where), *outputs)
 
         @staticmethod
         def backward(ctx: Any, *cotangents: Any) -> Any:
-            result = Backward.apply(*cotangents, *ctx.saved_tensors, (len(cotangents), ctx.count))
-            return tuple(g if inexact else None for g, inexact in zip(result, ctx.inexact, strict=True))
+            moving = tuple(i for i in ctx.moving if ctx.needs_input_grad[i])
+            plan = _Plan(len(cotangents), ctx.static, ctx.where, moving)
+            given = (*cotangents, *ctx.saved_tensors)
+            pulled = plan.pull(backward, given) if torch.compiler.is_compiling() else Backward.apply(plan, *given)
+            result: list[Any] = [None] * len(ctx.static)
+            for i, cotangent in zip(moving, pulled, strict=True):
+                result[i] = cotangent
+            return tuple(result)
 
-    def call(*tensors: torch.Tensor) -> Any:
-        return Forward.apply(*tensors)
+    def call(*args: Any) -> Any:
+        if torch.compiler.is_compiling():
+            # Dynamo does not notice that an argument of torch.func.vjp requires a gradient, would then
+            # differentiate `forward` itself, and refuses a tensor that is given twice; views have neither fault
+            args = tuple(x.view_as(x) if isinstance(x, torch.Tensor) else x for x in args)
+            if not torch.is_grad_enabled() or not any(isinstance(x, torch.Tensor) and x.requires_grad for x in args):
+                return forward(*args)
+        return Forward.apply(*args)
 
     return call
+
+
+class _Plan(NamedTuple):
+    """What a backward call needs besides its tensors, which are the cotangents, the inputs and the outputs in a row.
+
+    Attributes:
+        cotangents: how many of the tensors are cotangents.
+        static: the arguments of the forward call, `None` where a tensor was.
+        where: positions of the tensors among the arguments.
+        moving: positions of the arguments whose cotangent is wanted.
+    """
+
+    cotangents: int
+    static: tuple[Any, ...]
+    where: tuple[int, ...]
+    moving: tuple[int, ...]
+
+    def pull(self, backward: Callable[..., Any], tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        first, after = self.cotangents, self.cotangents + len(self.where)
+        inputs = list(self.static)
+        for i, tensor in zip(self.where, tensors[first:after], strict=True):
+            inputs[i] = tensor
+        result = backward(tuple(tensors[:first]), tuple(inputs), tuple(tensors[after:]))
+        if len(result) != len(inputs):
+            raise ValueError(f"the backward of a custom_vjp must return {len(inputs)} cotangents, received {len(result)}")
+        # a Function cannot return None under torch.func: an absent cotangent travels as zeros
+        return tuple(torch.zeros_like(inputs[i]) if result[i] is None else result[i] for i in self.moving)
 
 
 def remat(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -41,3 +41,7 @@ class DataError(ArenoError, ValueError):
 
 class RewardError(ArenoError, ValueError):
     """A reward function failed or returned something that is not one float per completion."""
+
+
+class KernelError(ArenoError, ValueError):
+    """A kernel was given tensors whose shape, dtype or device it does not work on."""

@@ -1,0 +1,38 @@
+"""RMS normalisation in plain torch: float32 inside (float64 for float64), rounded where transformers rounds."""
+
+from __future__ import annotations
+
+import torch
+
+
+def forward(x: torch.Tensor, weight: torch.Tensor, eps: float, zero_centred: bool) -> torch.Tensor:
+    """y [..., D] in the dtype of x."""
+    wide = _wide(x)
+    normal = wide * _reciprocal(wide, eps)
+    if zero_centred:
+        return (normal * (1 + weight.to(wide.dtype))).to(x.dtype)
+    return (normal.to(x.dtype) * weight).to(x.dtype)
+
+
+def backward(
+    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float, zero_centred: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """dx like x, dweight like weight: n = x r, g = dy w, dx = r (g - n mean(g n)), dw = sum over rows of dy n."""
+    wide = _wide(x)
+    reciprocal = _reciprocal(wide, eps)
+    normal = wide * reciprocal
+    dy = dy.to(wide.dtype)
+    scale = weight.to(wide.dtype)
+    g = dy * (1 + scale) if zero_centred else dy * scale
+    dx = reciprocal * (g - normal * (g * normal).mean(-1, keepdim=True))
+    scaled = normal if zero_centred else normal.to(x.dtype)
+    dweight = (dy * scaled).reshape(-1, x.shape[-1]).sum(0)
+    return dx.to(x.dtype), dweight.to(weight.dtype)
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _reciprocal(wide: torch.Tensor, eps: float) -> torch.Tensor:
+    return torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)

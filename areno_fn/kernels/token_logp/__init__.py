@@ -1,0 +1,62 @@
+"""`token_logp`: the log-probability of chosen tokens, and the entropy of what they were chosen from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from areno_fn.autodiff import custom_vjp
+from areno_fn.kernels.backend import backend, require
+from areno_fn.kernels.token_logp import reference
+
+__all__ = ["token_logp"]
+
+
+def token_logp(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities and entropies of categorical distributions given by logits.
+
+    `logp_i = l[i, t_i] - log(sum_j exp(l[i, j]))` and `H_i = -sum_j p[i, j] log p[i, j]`, in float32 whatever the
+    dtype of the logits (float64 for float64), relative to the largest logit of the row.
+
+    A logit of -inf is a token that cannot be chosen: it adds nothing to the entropy and its gradient is 0. A row
+    that is -inf throughout has logp -inf, entropy 0 and gradient 0.
+
+    The gradient flows through `logp` only, once; the entropy is a statistic without a gradient.
+
+    Args:
+        logits: [M, V], any floating dtype, any strides.
+        targets: int64 [M], each in [0, V). Outside it, the CPU raises and the GPU returns NaN.
+
+    Returns:
+        logp [M] and entropy [M], float32 (float64 for float64 logits), in nats.
+
+    Raises:
+        KernelError: the shapes do not fit, V is 0, a dtype is wrong, or there is no kernel for the device.
+    """
+    fits = logits.ndim == 2 and logits.shape[1] > 0 and targets.shape == logits.shape[:1]
+    fits = fits and logits.is_floating_point() and targets.dtype == torch.int64
+    require(fits, "token_logp", "logits must be floating [M, V] with V > 0 and targets int64 [M]", logits, targets)
+    logp, entropy, _, _ = _token_logp(logits, targets)
+    return logp, entropy
+
+
+def _forward(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    if backend("token_logp", logits, targets) == "reference":
+        return reference.forward(logits, targets)
+    from areno_fn.kernels.token_logp import triton
+
+    return triton.forward(logits, targets)
+
+
+def _backward(cotangents: tuple[Any, ...], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    dlogp, _, _, _ = cotangents
+    _, _, peak, log_sum = outputs
+    if backend("token_logp", dlogp, *inputs) == "reference":
+        return reference.backward(dlogp, *inputs, peak, log_sum), None
+    from areno_fn.kernels.token_logp import triton
+
+    return triton.backward(dlogp, *inputs, peak, log_sum), None
+
+
+_token_logp = custom_vjp(_forward, _backward, constant_outputs=(1, 2, 3))

@@ -1,0 +1,36 @@
+"""Log-probability of chosen tokens and entropy in plain torch, float32 inside (float64 for float64)."""
+
+from __future__ import annotations
+
+import torch
+
+
+def forward(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """logp, entropy, and what the backward needs: the largest logit m and log(sum(exp(logit - m))), all [M].
+
+    Keeping m and the logarithm apart costs no accuracy when logits are large; their sum would.
+    """
+    wide = _wide(logits)
+    # an all -inf row: a finite m makes every exp(-inf - m) an honest 0, and log_sum 0 makes logp -inf
+    peak = wide.amax(-1, keepdim=True).clamp_min(torch.finfo(wide.dtype).min)
+    shifted = wide - peak
+    total = shifted.exp().sum(-1, keepdim=True)
+    log_sum = torch.where(total == 0, 0.0, total.log())
+    logp = shifted - log_sum
+    chosen = logp.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    entropy = (logp.exp() * -logp.clamp_min(torch.finfo(wide.dtype).min)).sum(-1)
+    return chosen, entropy, peak.squeeze(-1), log_sum.squeeze(-1)
+
+
+def backward(
+    dlogp: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor, peak: torch.Tensor, log_sum: torch.Tensor
+) -> torch.Tensor:
+    """dlogits [M, V] like logits: dlogp (1[j = target] - p_j), 0 where a logit is -inf."""
+    wide = _wide(logits)
+    dlogits = (wide - peak.unsqueeze(-1) - log_sum.unsqueeze(-1)).exp() * -dlogp.unsqueeze(-1)
+    dlogits.scatter_add_(-1, targets.unsqueeze(-1), dlogp.unsqueeze(-1))
+    return torch.where(wide == -torch.inf, 0.0, dlogits).to(logits.dtype)
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x if x.dtype == torch.float64 else x.float()
