@@ -29,7 +29,8 @@ def uniform(key: Key, *coordinates: torch.Tensor, dtype: torch.dtype = torch.flo
 
 def normal(key: Key, *coordinates: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Standard normal numbers, by the inverse distribution function in float64."""
-    return torch.special.ndtri(_unit(words(key, *coordinates), torch.float64)).to(dtype)
+    number: torch.Tensor = torch.special.ndtri(_unit(words(key, *coordinates), torch.float64))
+    return number.to(dtype)
 
 
 def gumbel(key: Key, *coordinates: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -30,7 +30,7 @@ def map(function: Callable[..., Any], tree: T, *rest: Any) -> T:
         difference = _structure_difference(tree, other)
         if difference is not None:
             raise ValueError(f"trees differ in structure at {difference}")
-    return pytree.tree_map(function, tree, *rest)  # type: ignore[no-any-return]
+    return pytree.tree_map(function, tree, *rest)
 
 
 def leaves(tree: Tree) -> list[Any]:
@@ -46,12 +46,12 @@ def leaves_with_path(tree: Tree) -> list[tuple[str, Any]]:
 def map_with_path(function: Callable[[str, Any], Any], tree: T) -> T:
     """Like `map` over one tree, passing the dotted path as the first argument."""
     items, spec = pytree.tree_flatten_with_path(tree)
-    return pytree.tree_unflatten([function(_dotted(path), leaf) for path, leaf in items], spec)  # type: ignore[no-any-return]
+    return pytree.tree_unflatten([function(_dotted(path), leaf) for path, leaf in items], spec)
 
 
 def unflatten(like: T, values: Iterable[Any]) -> T:
     """A tree of the structure of `like` with other leaves."""
-    return pytree.tree_unflatten(list(values), pytree.tree_structure(like))  # type: ignore[no-any-return]
+    return pytree.tree_unflatten(list(values), pytree.tree_structure(like))
 
 
 class _Absent:
@@ -140,7 +140,8 @@ def first_difference(first: Tree, second: Tree) -> str | None:
     structure = _structure_difference(first, second)
     if structure is not None:
         return structure
-    for (path, a), b in zip(leaves_with_path(first), leaves(second), strict=True):
+    others = pytree.tree_structure(first).flatten_up_to(second)
+    for (path, a), b in zip(leaves_with_path(first), others, strict=True):
         difference = _leaf_difference(a, b)
         if difference is not None:
             return f"{path or '<root>'}: {difference}"
@@ -158,20 +159,43 @@ def _leaf_difference(a: Any, b: Any) -> str | None:
             return f"shape {tuple(a.shape)} against {tuple(b.shape)}"
         if a.dtype != b.dtype:
             return f"dtype {a.dtype} against {b.dtype}"
-        if not torch.equal(bits(a), bits(b)):
-            return f"{int((a.cpu() != b.cpu()).sum())} of {a.numel()} elements differ"
-        return None
+        different = (bits(a) != bits(b)).reshape(a.numel(), -1).any(dim=1) if a.numel() else torch.zeros(0)
+        count = int(different.sum())
+        return f"{count} of {a.numel()} elements differ" if count else None
+    if isinstance(a, float) and isinstance(b, float):
+        return None if repr(a) == repr(b) else f"{a!r} against {b!r}"
     return None if type(a) is type(b) and a == b else f"{a!r} against {b!r}"
 
 
 def _structure_difference(first: Tree, second: Tree) -> str | None:
+    """The first path where containers differ. The order of a dict's keys is no difference."""
     if pytree.tree_structure(first) == pytree.tree_structure(second):
         return None
-    a, b = dict(leaves_with_path(first)), dict(leaves_with_path(second))
-    for path in [*a, *b]:
-        if path not in a or path not in b:
-            return f"{path or '<root>'}: only in the {'first' if path in a else 'second'} tree"
-    return "<root>: same paths, but other container types or static fields"
+    return _container_difference(first, second, ())
+
+
+def _container_difference(a: Any, b: Any, path: tuple[Any, ...]) -> str | None:
+    where = _dotted(path) or "<root>"
+    if pytree.tree_is_leaf(a) and pytree.tree_is_leaf(b):
+        return None
+    if type(a) is not type(b):
+        return f"{where}: {type(a).__name__} against {type(b).__name__}"
+    (ours, our_structure), (theirs, their_structure) = _one_level(a), _one_level(b)
+    for step in [*ours, *theirs]:
+        if step not in ours or step not in theirs:
+            return f"{_dotted((*path, step))}: only in the {'first' if step in ours else 'second'} tree"
+    if not isinstance(a, dict) and our_structure != their_structure:
+        return f"{where}: the static fields of two {type(a).__name__} differ"
+    for step, child in ours.items():
+        difference = _container_difference(child, theirs[step], (*path, step))
+        if difference is not None:
+            return difference
+    return None
+
+
+def _one_level(node: Any) -> tuple[dict[Any, Any], Any]:
+    items, structure = pytree.tree_flatten_with_path(node, is_leaf=lambda inner: inner is not node)
+    return {path[0]: child for path, child in items}, structure
 
 
 def _dotted(path: tuple[Any, ...]) -> str:

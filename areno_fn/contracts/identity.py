@@ -40,7 +40,9 @@ class RunIdentity:
         different = self.differences(saved)
         if different:
             shown = "; ".join(f"{name} was {was} and is now {now}" for name, (now, was) in different.items())
-            raise CheckpointError(f"{where} belongs to another run: {shown}; resume with the specification it was started with")
+            raise CheckpointError(
+                f"{where} belongs to another run: {shown}; resume with the specification it was started with"
+            )
 
 
 def digest(value: Any) -> str:

@@ -68,10 +68,14 @@ class OptimizerLayout:
             for group in (g for g in self.groups if g.role == role):
                 for path in group.paths:
                     if path in claims:
-                        raise RecordError(f"{role}.{path} is in optimizer groups {claims[path]!r} and {group.name!r}; one may own it")
+                        raise RecordError(
+                            f"{role}.{path} is in optimizer groups {claims[path]!r} and {group.name!r}; one may own it"
+                        )
                     claims[path] = group.name
             missing, extra = sorted(set(paths) - claims.keys()), sorted(claims.keys() - set(paths))
             if missing:
                 raise RecordError(f"{role}.{missing[0]} is in no optimizer group ({len(missing)} such parameters)")
             if extra:
-                raise RecordError(f"optimizer group {claims[extra[0]]!r} names {role}.{extra[0]}, which is not a parameter")
+                raise RecordError(
+                    f"optimizer group {claims[extra[0]]!r} names {role}.{extra[0]}, which is not a parameter"
+                )

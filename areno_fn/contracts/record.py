@@ -119,7 +119,9 @@ def _refuse_pickle(self: Any, protocol: Any) -> Any:
 
 
 def _refuse_subclass(cls: type) -> None:
-    raise TypeError(f"{cls.__name__} extends a record; records are final, so give {cls.__name__} a field that holds one")
+    raise TypeError(
+        f"{cls.__name__} extends a record; records are final, so give {cls.__name__} a field that holds one"
+    )
 
 
 def _constructor(cls: type, fields: Any, user_check: Callable[[Any], None] | None) -> Callable[..., None]:

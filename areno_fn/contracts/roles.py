@@ -52,9 +52,13 @@ class RoleLayout:
             raise RecordError(f"the state has roles {sorted(params)}, but the plan declares {sorted(declared)}")
         owner: dict[int, str] = {}
         for name in self.trainable:
-            for pointer in {_storage(leaf) for leaf in pytree.tree_leaves(params[name]) if isinstance(leaf, torch.Tensor)}:
+            for pointer in {
+                _storage(leaf) for leaf in pytree.tree_leaves(params[name]) if isinstance(leaf, torch.Tensor)
+            }:
                 if owner.setdefault(pointer, name) != name:
-                    raise RecordError(f"trainable roles {owner[pointer]!r} and {name!r} share a tensor's storage; copy one of them")
+                    raise RecordError(
+                        f"trainable roles {owner[pointer]!r} and {name!r} share a tensor's storage; copy one of them"
+                    )
 
 
 def _storage(tensor: torch.Tensor) -> int:

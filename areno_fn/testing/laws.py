@@ -1,0 +1,257 @@
+"""Laws that a part must obey, each one call. A broken law is an `AssertionError` that says which and where.
+
+A law uses only what the part itself uses: no seeds, no files, no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from areno_fn import random, tree
+from areno_fn.autodiff import value_and_grad
+from areno_fn.contracts.actions import Sums
+from areno_fn.contracts.batch import Prompts, Rollout
+from areno_fn.contracts.key import Key
+from areno_fn.contracts.policy import TokenPolicy
+from areno_fn.contracts.spec import Sampling
+from areno_fn.steps.token.experience import experience
+from areno_fn.steps.token.rollout import sampler
+from areno_fn.steps.token.score import act
+from areno_fn.testing.strict import strict
+
+
+def pure(step: Callable[..., Any], *args: Any) -> Any:
+    """A step is a function: it changes none of its arguments, and equal arguments give equal results, bit for bit.
+
+    Runs the step twice in strict mode on copies of the arguments.
+
+    Args:
+        step: any function of trees.
+        args: its arguments.
+
+    Returns:
+        What the step returned.
+
+    Raises:
+        AssertionError: an argument was written in place, two calls differ, or global randomness was used.
+    """
+    results = []
+    for _ in range(2):
+        given = [_copied(arg) for arg in args]
+        with strict():
+            results.append(step(*given))
+        for place, (before, after) in enumerate(zip(args, given, strict=True)):
+            difference = tree.first_difference(before, after)
+            if difference is not None:
+                raise AssertionError(f"the step wrote to its argument {place} at {difference}")
+    difference = tree.first_difference(*results)
+    if difference is not None:
+        raise AssertionError(f"two calls with equal arguments differ at {difference}")
+    return results[0]
+
+
+def exact_under_split(
+    objective: Callable[[Any, Any], Sums],
+    params: Any,
+    whole: Any,
+    *splits: Sequence[Any],
+    tolerance: float = 1e-5,
+) -> None:
+    """The loss of a batch, its gradient and its statistics do not depend on how the batch is split.
+
+    Numerators and denominators are added over the parts and divided once; an objective that returns a mean
+    in place of a sum fails on parts of unequal length.
+
+    Args:
+        objective: `(params, batch) -> Sums`.
+        params: a tree of tensors.
+        whole: the batch in one piece.
+        splits: each a sequence of batches that together hold what `whole` holds.
+        tolerance: largest deviation, relative to the largest element of what is compared.
+
+    Raises:
+        AssertionError: names what differs and in which split.
+    """
+    expected = _reduced(objective, params, [whole])
+    for number, parts in enumerate(splits):
+        for (path, a), b in zip(
+            tree.leaves_with_path(expected), tree.leaves(_reduced(objective, params, parts)), strict=True
+        ):
+            error, size = _deviation(b, a)
+            if not error <= tolerance * size:
+                raise AssertionError(
+                    f"split {number} into {len(parts)} parts changes {path} by {error:.3g} (size {size:.3g}); "
+                    "an objective returns Sums of a numerator and a denominator and never divides"
+                )
+
+
+def gradient(
+    function: Callable[..., Any],
+    params: Any,
+    *args: Any,
+    directions: int = 3,
+    step: float = 1e-5,
+    tolerance: float = 1e-6,
+) -> None:
+    """The gradient is that of the value: compared with central differences in float64.
+
+    Args:
+        function: `(params, *args) ->` a scalar tensor or `Sums`, of which `total` counts.
+        params: a tree of tensors; floating leaves are moved and computed in float64.
+        args: further arguments; floating tensors in them are cast to float64.
+        directions: along how many random directions the derivative is taken.
+        step: length of the difference.
+        tolerance: largest deviation relative to the derivative (or to 1 where that is smaller).
+
+    Raises:
+        AssertionError: the two derivatives differ, or the gradient is not finite.
+    """
+    params, args = _double(params), tuple(_double(arg) for arg in args)
+
+    def value(moved: Any) -> torch.Tensor:
+        result = function(moved, *args)
+        return result.total if isinstance(result, Sums) else result
+
+    _, slope = value_and_grad(value)(params)
+    for number in range(directions):
+        direction = _direction(params, Key.of(number))
+        expected = (value(_moved(params, direction, step)) - value(_moved(params, direction, -step))) / (2 * step)
+        received = sum((s * d).sum() for s, d in _floating_pairs(slope, direction))
+        error = float(abs(torch.as_tensor(received) - expected))
+        if not error <= tolerance * max(1.0, abs(float(expected))):
+            raise AssertionError(
+                f"along direction {number} the gradient gives {float(received):.9g}, "
+                f"but the value changes by {float(expected):.9g} per unit"
+            )
+
+
+def rollout_matches_training(
+    policy: TokenPolicy,
+    params: Any,
+    prompts: Prompts,
+    key: Key,
+    sampling: Sampling,
+    *,
+    stop: tuple[int, ...] = (),
+    samples: int = 2,
+    tolerance: float = 1e-5,
+) -> Rollout:
+    """The log-probability that the rollout recorded is the one that training recomputes on the same tokens.
+
+    Also draws every prompt alone: a sequence must not depend on the batch that it was drawn in.
+
+    Args:
+        policy: the model's functions.
+        params: its parameters.
+        prompts: B prompts.
+        key: names the draws.
+        sampling: the distribution, with a temperature above 0.
+        stop: tokens that end a completion.
+        samples: completions per prompt.
+        tolerance: largest absolute difference of a log-probability.
+
+    Returns:
+        The rollout that was checked.
+
+    Raises:
+        AssertionError: names the worst decision and both numbers.
+    """
+    draw = sampler(policy, stop)
+    rollout: Rollout = draw(params, prompts, key, sampling, samples=samples)
+    advantages = torch.zeros(rollout.lengths.shape[0])
+    rescore = act(policy, sampling)
+    for batch in experience(rollout, advantages, micro_tokens=1 << 30):
+        _close(rescore(params, batch).logp, batch.old, tolerance, "training recomputes")
+    for row in range(prompts.lengths.shape[0]):
+        alone = draw(params, _row(prompts, row), key, sampling, samples=samples)
+        for sample in range(samples):
+            _same_sequence(rollout, row * samples + sample, alone, sample, tolerance)
+    return rollout
+
+
+def _copied(value: Any) -> Any:
+    return tree.map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, value)
+
+
+def _reduced(objective: Callable[[Any, Any], Sums], params: Any, parts: Sequence[Any]) -> dict[str, Any]:
+    """Loss, gradient, statistics and maxima of several batches: sums first, one division at the end."""
+    total, sums = None, []
+    for part in parts:
+
+        def of_part(moved: Any, part: Any = part) -> tuple[torch.Tensor, Sums]:
+            result = objective(moved, part)
+            return result.total, result
+
+        (_, result), slope = value_and_grad(of_part, has_aux=True)(params)
+        sums.append(result)
+        total = slope if total is None else tree.map(torch.add, total, slope)
+    weight = sum(s.weight for s in sums)
+    stats = {name: sum(s.stats[name] for s in sums) for name in sums[0].stats}
+    return {
+        "loss": sum(s.total for s in sums) / weight,
+        "weight": weight,
+        "gradient": tree.map(lambda g: g / weight, total),
+        "stats": {name: pair[0] / pair[1] for name, pair in stats.items()},
+        "peaks": {name: torch.stack([s.peaks[name] for s in sums]).max() for name in sums[0].peaks},
+    }
+
+
+def _deviation(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
+    if not b.numel():
+        return 0.0, 0.0
+    return float((a.double() - b.double()).abs().max()), max(float(b.double().abs().max()), 1e-12)
+
+
+def _double(value: Any) -> Any:
+    return tree.map(lambda x: x.double() if _is_floating(x) else x, value)
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _direction(params: Any, key: Key) -> Any:
+    """A random direction of length 1, as a list of one tensor per floating leaf."""
+    parts = []
+    for number, leaf in enumerate(leaf for leaf in tree.leaves(params) if _is_floating(leaf)):
+        place = torch.arange(leaf.numel())
+        parts.append(random.normal(key.fold(number), place, dtype=torch.float64).reshape(leaf.shape).to(leaf.device))
+    length = torch.sqrt(sum((p * p).sum() for p in parts) + torch.zeros((), dtype=torch.float64))
+    return [p / length for p in parts]
+
+
+def _moved(params: Any, direction: list[torch.Tensor], by: float) -> Any:
+    steps = iter(direction)
+    return tree.map(lambda x: x + by * next(steps) if _is_floating(x) else x, params)
+
+
+def _floating_pairs(slope: Any, direction: list[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return list(zip((s for s in tree.leaves(slope) if _is_floating(s)), direction, strict=True))
+
+
+def _close(received: torch.Tensor, recorded: torch.Tensor, tolerance: float, doing: str) -> None:
+    error = (received - recorded).abs()
+    if not bool((error <= tolerance).all()):
+        worst = int(error.nan_to_num(torch.inf).argmax())
+        raise AssertionError(
+            f"decision {worst} was recorded with log-probability {float(recorded[worst]):.7f}, "
+            f"but {doing} {float(received[worst]):.7f}"
+        )
+
+
+def _row(prompts: Prompts, row: int) -> Prompts:
+    chosen = slice(row, row + 1)
+    return Prompts(tokens=prompts.tokens[chosen], lengths=prompts.lengths[chosen], ids=prompts.ids[chosen])
+
+
+def _same_sequence(batch: Rollout, i: int, alone: Rollout, j: int, tolerance: float) -> None:
+    a = batch.tokens[i, : int(batch.lengths[i])]
+    b = alone.tokens[j, : int(alone.lengths[j])]
+    if not torch.equal(a, b):
+        raise AssertionError(
+            f"sequence {i} of the batch is {a.tolist()}, but drawn without the others it is {b.tolist()}"
+        )
+    _close(alone.logp[j, : len(b)], batch.logp[i, : len(a)], tolerance, "drawn without the others has")

@@ -1,0 +1,149 @@
+"""Hypothesis strategies for the library's values: trees, packed documents, prompts, keys, sampling settings."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from areno_fn.contracts.batch import PackedTokens, Prompts
+from areno_fn.contracts.key import Key
+from areno_fn.contracts.record import record, static
+from areno_fn.contracts.spec import Sampling
+
+try:
+    from hypothesis import strategies as st
+except ImportError as error:
+    raise ImportError(
+        "areno_fn.testing.strategies needs the package hypothesis; install it with: pip install 'areno-fn[test]'"
+    ) from error
+
+Draw = Callable[..., Any]  # hypothesis's own DrawFn is a protocol that its bound method does not meet at run time
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8)
+
+
+@record
+class Node:
+    """A record that `trees` builds: two children, the second of which may be absent, and a static name."""
+
+    first: Any
+    second: Any = None
+    name: str = static(default="node")
+
+
+def keys() -> st.SearchStrategy[Key]:
+    """Keys of any 64-bit seed."""
+    return st.integers(-(2**63), 2**63 - 1).map(Key.of)
+
+
+@st.composite
+def tensors(
+    draw: Draw, *, dtypes: tuple[torch.dtype, ...] = DTYPES, max_dims: int = 3, max_side: int = 4
+) -> torch.Tensor:
+    """Small tensors of any bit pattern: NaNs, infinities, signed zeros and empty dimensions among them."""
+    dtype = draw(st.sampled_from(dtypes))
+    shape = draw(st.lists(st.integers(0, max_side), max_size=max_dims))
+    count = torch.Size(shape).numel() * dtype.itemsize
+    data = draw(st.binary(min_size=count, max_size=count))
+    return torch.tensor(list(data), dtype=torch.uint8).view(dtype).reshape(shape)
+
+
+def trees(
+    leaves: st.SearchStrategy[torch.Tensor] | None = None, *, min_leaves: int = 0, max_leaves: int = 8
+) -> st.SearchStrategy[Any]:
+    """Nestings of dicts, lists, tuples and records with tensors at the leaves.
+
+    Args:
+        leaves: what stands at the leaves; `tensors()` when None.
+        min_leaves: fewest leaves.
+        max_leaves: about the most leaves.
+    """
+    names = st.text("abcdefgh", min_size=1, max_size=3)
+
+    def grown(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+        return st.one_of(
+            st.lists(children, max_size=3),
+            st.lists(children, max_size=3).map(tuple),
+            st.dictionaries(names, children, max_size=3),
+            st.builds(Node, first=children, second=st.none() | children, name=names),
+        )
+
+    grove = st.recursive(leaves or tensors(), grown, max_leaves=max_leaves)
+    return grove.filter(lambda tree: len(pytree.tree_leaves(tree)) >= min_leaves) if min_leaves else grove
+
+
+@st.composite
+def documents(
+    draw: Draw, *, vocabulary: int = 32, max_documents: int = 5, max_length: int = 12
+) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
+    """Documents of at least two tokens, each with one weight per token but the first, not all of them 0."""
+    made = []
+    for _ in range(draw(st.integers(1, max_documents))):
+        length = draw(st.integers(2, max_length))
+        tokens = draw(st.lists(st.integers(0, vocabulary - 1), min_size=length, max_size=length))
+        weights = draw(st.lists(st.sampled_from((0.0, 1.0)), min_size=length - 1, max_size=length - 1).filter(any))
+        made.append((tuple(tokens), tuple(weights)))
+    return made
+
+
+def packed(rows: list[tuple[tuple[int, ...], tuple[float, ...]]]) -> PackedTokens:
+    """Lays documents, as `documents` draws them, end to end; every token but a document's first is a decision."""
+    starts = list(itertools.accumulate((len(row) for row, _ in rows), initial=0))
+    return PackedTokens(
+        tokens=torch.tensor([token for row, _ in rows for token in row]),
+        positions=torch.tensor([place for row, _ in rows for place in range(len(row))]),
+        segments=torch.tensor([number for number, (row, _) in enumerate(rows) for _ in row]),
+        index=torch.tensor([starts[n] + place for n, (row, _) in enumerate(rows) for place in range(len(row) - 1)]),
+        targets=torch.tensor([token for row, _ in rows for token in row[1:]]),
+        weight=torch.tensor([weight for _, weights in rows for weight in weights]),
+        documents=len(rows),
+        longest=max(len(row) for row, _ in rows),
+    )
+
+
+def packed_tokens(
+    *, vocabulary: int = 32, max_documents: int = 5, max_length: int = 12
+) -> st.SearchStrategy[PackedTokens]:
+    """Packed documents of unequal lengths with a random set of trained tokens."""
+    return documents(vocabulary=vocabulary, max_documents=max_documents, max_length=max_length).map(packed)
+
+
+@st.composite
+def split_batches(
+    draw: Draw, *, vocabulary: int = 32, max_documents: int = 5, max_length: int = 12
+) -> tuple[PackedTokens, list[PackedTokens]]:
+    """A packed batch and the same documents packed into one or more parts, for `laws.exact_under_split`."""
+    rows = draw(documents(vocabulary=vocabulary, max_documents=max_documents, max_length=max_length))
+    cuts = draw(st.sets(st.integers(1, len(rows) - 1))) if len(rows) > 1 else set()
+    edges = [0, *sorted(cuts), len(rows)]
+    return packed(rows), [packed(rows[a:b]) for a, b in itertools.pairwise(edges)]
+
+
+@st.composite
+def prompts(draw: Draw, *, vocabulary: int = 32, max_rows: int = 4, max_length: int = 6) -> Prompts:
+    """Right-padded prompts; what stands in the padding is arbitrary."""
+    count = draw(st.integers(1, max_rows))
+    lengths = draw(st.lists(st.integers(1, max_length), min_size=count, max_size=count))
+    width = draw(st.integers(max(lengths), max_length))
+    row = st.lists(st.integers(0, vocabulary - 1), min_size=width, max_size=width)
+    ids = draw(st.lists(st.integers(0, 2**40), min_size=count, max_size=count, unique=True))
+    return Prompts(
+        tokens=torch.tensor(draw(st.lists(row, min_size=count, max_size=count))),
+        lengths=torch.tensor(lengths),
+        ids=torch.tensor(ids),
+    )
+
+
+def sampling(*, max_tokens: int = 6) -> st.SearchStrategy[Sampling]:
+    """Sampling settings under which something is drawn (a temperature above 0), with and without truncation."""
+    return st.builds(
+        Sampling,
+        max_tokens=st.integers(1, max_tokens),
+        temperature=st.sampled_from((0.5, 0.7, 1.0, 1.3)),
+        top_k=st.sampled_from((0, 1, 2, 5)),
+        top_p=st.sampled_from((1.0, 0.95, 0.6)),
+        min_p=st.sampled_from((0.0, 0.02, 0.2)),
+    )
