@@ -1,0 +1,1 @@
+"""Token models: packing, sampling, scoring and rollouts."""

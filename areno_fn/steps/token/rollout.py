@@ -1,0 +1,162 @@
+"""Rollouts: prompts continued by sampling, with all that is needed to score the same tokens again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar
+
+import torch
+
+from areno_fn import tree
+from areno_fn.contracts.batch import Prompts, Rollout
+from areno_fn.contracts.errors import DataError, ModelError
+from areno_fn.contracts.key import Key
+from areno_fn.contracts.policy import Cache, TokenPolicy
+from areno_fn.contracts.spec import Sampling
+from areno_fn.steps.token.sampling import draw
+
+T = TypeVar("T")
+
+
+def sampler(policy: TokenPolicy, stop: Collection[int]) -> Callable[..., Rollout]:
+    """A function that continues prompts until any of several stop tokens or the length limit.
+
+    The function is `rollout(params, prompts, key, sampling, samples=1, max_rows=None) -> Rollout`. Sequence
+    s of prompt p is named `p.id * samples + s`; what it draws is a function of the key, that name, the place
+    of each token and the model's answer, whatever batch it is decoded in. Every prompt is read once and its
+    cache is copied for its samples; sequences that have stopped leave the running batch.
+
+    Args:
+        policy: the model.
+        stop: token ids that end a sequence; the one that was drawn is part of the completion.
+
+    Raises:
+        ModelError: a stop token is not in the model's vocabulary.
+    """
+    for token in stop:
+        if not 0 <= token < policy.vocab_size:
+            raise ModelError(
+                f"stop token {token} is not among the model's {policy.vocab_size} tokens and would never be drawn; remove it"
+            )
+
+    def rollout(
+        params: Any, prompts: Prompts, key: Key, sampling: Sampling, samples: int = 1, max_rows: int | None = None
+    ) -> Rollout:
+        """Draws `samples` continuations of every prompt, rows ordered by prompt, without a gradient.
+
+        Args:
+            params: the model's parameters.
+            prompts: B prompts with distinct ids.
+            key: the random stream of this rollout.
+            sampling: the distribution, and the length limit T.
+            samples: continuations a prompt, at least 1.
+            max_rows: most sequences decoded at once, which bounds the memory of the cache; the result does
+                not depend on it. Prompts whose samples do not fit together are read once for each part.
+
+        Returns:
+            B * samples rows of T = `sampling.max_tokens` columns.
+
+        Raises:
+            DataError: there is no prompt, or a prompt is empty, too long for the model, or shares its id.
+        """
+        _check(policy, prompts, sampling)
+        place = torch.arange(prompts.ids.shape[0] * samples, device=prompts.ids.device)
+        owner = place // samples
+        names = prompts.ids[owner] * samples + place % samples
+        table = _stop_table(policy, stop, place.device)
+        size = max_rows or place.shape[0]
+        with torch.no_grad():
+            parts = [
+                _continue(policy, table, params, prompts, rows, ids, key, sampling)
+                for rows, ids in zip(torch.split(owner, size), torch.split(names, size), strict=True)
+            ]
+        tokens, logp, lengths, finished = (torch.cat(column) for column in zip(*parts, strict=True))
+        prompts = tree.map(lambda x: x[owner], prompts)
+        return Rollout(
+            prompts=prompts, groups=prompts.ids, ids=names, tokens=tokens, lengths=lengths, logp=logp, finished=finished
+        )
+
+    return rollout
+
+
+def _continue(
+    policy: TokenPolicy,
+    stops: torch.Tensor,
+    params: Any,
+    prompts: Prompts,
+    owner: torch.Tensor,
+    names: torch.Tensor,
+    key: Key,
+    sampling: Sampling,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Decodes the rows `names`, of which row i continues prompt `owner[i]`, together."""
+    count, limit = names.shape[0], sampling.max_tokens
+    tokens = torch.zeros(count, limit, dtype=torch.int64, device=names.device)
+    logp = torch.zeros(count, limit, device=names.device)
+    lengths, finished = torch.zeros_like(names), torch.zeros_like(names, dtype=torch.bool)
+    starts = prompts.lengths[owner]
+    logits, cache = _read(policy, params, prompts, owner, limit)
+    slots, alive = torch.arange(count, device=names.device), torch.ones_like(finished)  # of the running rows
+    for t in range(limit):
+        drawn, drawn_logp = draw(logits, sampling, key, names[slots], starts[slots] + t)
+        drawn = drawn.where(alive, 0)
+        tokens[slots, t] = drawn
+        logp[slots, t] = drawn_logp.where(alive, 0.0)
+        lengths[slots] += alive
+        stopped = stops[drawn] & alive
+        finished[slots] |= stopped
+        alive = alive & ~stopped
+        remaining = int(alive.sum())
+        if remaining == 0 or t + 1 == limit:
+            break
+        if 2 * remaining <= slots.shape[0]:
+            (kept,) = alive.nonzero(as_tuple=True)
+            slots, alive, drawn, cache = _take((slots, alive, drawn, cache), kept)
+        logits, cache = policy.decode(params, drawn, cache)
+    return tokens, logp, lengths, finished
+
+
+def _read(
+    policy: TokenPolicy, params: Any, prompts: Prompts, owner: torch.Tensor, limit: int
+) -> tuple[torch.Tensor, Cache]:
+    """Reads each prompt once, and gives every row its own copy of the answer and of the cache."""
+    first, last = int(owner[0]), int(owner[-1]) + 1
+    lengths = prompts.lengths[first:last]
+    longest = int(lengths.max())
+    capacity = longest + limit - 1  # the last drawn token is never read
+    logits, cache = policy.prefill(params, prompts.tokens[first:last, :longest], lengths, capacity)
+    if owner.shape[0] == lengths.shape[0]:
+        return logits, cache
+    return _take((logits, cache), owner - first)
+
+
+def _take(batch: T, rows: torch.Tensor) -> T:
+    return tree.map(lambda x: x.index_select(0, rows), batch)
+
+
+def _stop_table(policy: TokenPolicy, stop: Collection[int], device: torch.device) -> torch.Tensor:
+    """Whether each token of the vocabulary ends a sequence, bool [V]."""
+    table = torch.zeros(policy.vocab_size, dtype=torch.bool, device=device)
+    table[list(stop)] = True
+    return table
+
+
+def _check(policy: TokenPolicy, prompts: Prompts, sampling: Sampling) -> None:
+    ids, lengths = prompts.ids.tolist(), prompts.lengths.tolist()
+    if not ids:
+        raise DataError("a rollout needs at least one prompt")
+    if len(set(ids)) < len(ids):
+        twice = next(i for i in ids if ids.count(i) > 1)
+        raise DataError(
+            f"two prompts have the id {twice} and would be continued alike; give every prompt of a batch its own id"
+        )
+    for name, length in zip(ids, lengths, strict=True):
+        if not 1 <= length <= prompts.tokens.shape[1]:
+            raise DataError(
+                f"prompt {name} has length {length}, but must have between 1 and {prompts.tokens.shape[1]}, the width of the batch"
+            )
+        if length + sampling.max_tokens > policy.max_positions:
+            raise DataError(
+                f"prompt {name} has {length} tokens and may be continued by {sampling.max_tokens}, which is more than the "
+                f"model's {policy.max_positions} positions; shorten the prompt or lower max_tokens"
+            )

@@ -1,0 +1,74 @@
+"""Scoring: the log-probabilities of given tokens under given parameters, as stages of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from areno_fn.contracts.actions import Actions, Scores
+from areno_fn.contracts.batch import Experience, PackedTokens
+from areno_fn.contracts.policy import TokenPolicy
+from areno_fn.contracts.spec import Sampling
+from areno_fn.steps.token.head import decision_log_probs
+
+
+def score(policy: TokenPolicy, sampling: Sampling) -> Callable[[Any, PackedTokens], Scores]:
+    """A stage `(params, PackedTokens) -> Scores`.
+
+    Args:
+        policy: the model.
+        sampling: the distribution to score under. Supervised training uses `Sampling()`, the model's own
+            distribution; what was sampled is scored under what it was sampled from.
+    """
+
+    def stage(params: Any, batch: PackedTokens) -> Scores:
+        logp, entropy = _of_decisions(policy, sampling, params, batch)
+        return Scores(
+            logp=logp,
+            entropy=entropy,
+            weight=batch.weight,
+            segments=batch.segments[batch.index],
+            documents=batch.documents,
+        )
+
+    return stage
+
+
+def act(policy: TokenPolicy, sampling: Sampling) -> Callable[[Any, Experience], Actions]:
+    """A stage `(params, Experience) -> Actions`: what `score` gives, beside what was recorded of the decisions."""
+
+    def stage(params: Any, batch: Experience) -> Actions:
+        packed = batch.packed
+        logp, entropy = _of_decisions(policy, sampling, params, packed)
+        return Actions(
+            logp=logp,
+            entropy=entropy,
+            weight=packed.weight,
+            segments=packed.segments[packed.index],
+            documents=packed.documents,
+            old=batch.old,
+            advantage=batch.advantage,
+            reference=batch.reference,
+        )
+
+    return stage
+
+
+def reference_logp(policy: TokenPolicy, sampling: Sampling) -> Callable[[Any, PackedTokens], torch.Tensor]:
+    """A function `(params, PackedTokens) -> logp` [M] without a gradient, for parameters that are not trained."""
+
+    def stage(params: Any, batch: PackedTokens) -> torch.Tensor:
+        with torch.no_grad():
+            return _of_decisions(policy, sampling, params, batch)[0]
+
+    return stage
+
+
+def _of_decisions(
+    policy: TokenPolicy, sampling: Sampling, params: Any, batch: PackedTokens
+) -> tuple[torch.Tensor, torch.Tensor]:
+    bounds = (batch.documents, batch.longest)
+    hidden = policy.hidden(params, batch.tokens, batch.positions, batch.segments, bounds=bounds)
+    return decision_log_probs(policy, sampling, params, hidden[batch.index], batch.targets)
