@@ -33,6 +33,8 @@ def value_and_grad(function: Callable[..., Any], *, has_aux: bool = False) -> Ca
     def run(tree: Any, /, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         leaves, spec = pytree.tree_flatten(tree)
         moving = [i for i, leaf in enumerate(leaves) if _is_inexact(leaf)]
+        if not moving:
+            raise ValueError("value_and_grad needs a floating tensor in its first argument, but found none")
 
         def of_moving(*values: torch.Tensor) -> Any:
             full = list(leaves)
@@ -40,17 +42,33 @@ def value_and_grad(function: Callable[..., Any], *, has_aux: bool = False) -> Ca
                 full[i] = value
             return function(pytree.tree_unflatten(full, spec), *args, **kwargs)
 
-        value, pull, *aux = torch.func.vjp(of_moving, *(leaves[i] for i in moving), has_aux=has_aux)
-        if value.ndim:
-            raise ValueError(f"value_and_grad needs a scalar, but the function returned shape {tuple(value.shape)}")
-        pulled = pull(torch.ones_like(value), retain_graph=False, create_graph=False)
-        gradient = [torch.zeros_like(x) if isinstance(x, torch.Tensor) else 0 for x in leaves] if len(moving) != len(leaves) else list(leaves)
-        for i, g in zip(moving, pulled, strict=True):
-            gradient[i] = g
+        value, aux, pulled = _pull(of_moving, [leaves[i] for i in moving], has_aux)
+        remaining = iter(pulled)
+        gradient = [next(remaining) if _is_inexact(leaf) else _no_gradient(leaf) for leaf in leaves]
         tree_gradient = pytree.tree_unflatten(gradient, spec)
-        return ((value, aux[0]), tree_gradient) if has_aux else (value, tree_gradient)
+        return ((value, aux), tree_gradient) if has_aux else (value, tree_gradient)
 
     return run
+
+
+def _no_gradient(leaf: Any) -> Any:
+    return torch.zeros_like(leaf) if isinstance(leaf, torch.Tensor) else 0
+
+
+def _pull(
+    of_moving: Callable[..., Any], values: list[torch.Tensor], has_aux: bool
+) -> tuple[torch.Tensor, Any, tuple[torch.Tensor, ...]]:
+    """The value, the auxiliary output (or None) and the gradient in every argument."""
+    if torch.compiler.is_compiling():
+        # the graph frees what is dead, so keeping the backward alive costs nothing here; and Dynamo numbers the
+        # nesting of transforms when it traces `remat`, which holds only while the outer transform is still open
+        gradient, out = torch.func.grad_and_value(of_moving, argnums=tuple(range(len(values))), has_aux=has_aux)(*values)
+        return (*out, gradient) if has_aux else (out, None, gradient)
+    value, pull, *aux = torch.func.vjp(of_moving, *values, has_aux=has_aux)
+    if value.ndim:
+        raise ValueError(f"value_and_grad needs a scalar, but the function returned shape {tuple(value.shape)}")
+    gradient = pull(torch.ones_like(value), retain_graph=False, create_graph=False)
+    return value, aux[0] if has_aux else None, gradient
 
 
 def custom_vjp(
@@ -58,6 +76,8 @@ def custom_vjp(
     backward: Callable[[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]],
     *,
     constant_outputs: tuple[int, ...] = (),
+    drop_inputs: tuple[int, ...] = (),
+    keep_outputs: bool = True,
 ) -> Callable[..., Any]:
     """A function with its own vector-Jacobian product, on both sides of which plain tensors arrive.
 
@@ -71,7 +91,10 @@ def custom_vjp(
         backward: `backward(cotangents, inputs, outputs)`, each a tuple; returns one cotangent per input,
             `None` where the input has none. It must not write into any of them.
         constant_outputs: positions of floating outputs that carry no gradient, such as statistics saved
-            for the backward; their cotangents are not read.
+            for the backward; their cotangents are not to be read.
+        drop_inputs: positions of tensors that `backward` does not read: it receives `None` there, and no
+            memory is held for them.
+        keep_outputs: whether `backward` reads the outputs; when not, it receives an empty tuple.
     """
 
     class Backward(torch.autograd.Function):
@@ -95,13 +118,14 @@ def custom_vjp(
         @staticmethod
         def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
             outputs = output if isinstance(output, tuple) else (output,)
-            fixed = [x for i, x in enumerate(outputs) if i in constant_outputs or not _is_inexact(x)]
+            tensors = [x for x in outputs if isinstance(x, torch.Tensor)]
+            fixed = [x for i, x in enumerate(tensors) if i in constant_outputs or not _is_inexact(x)]
             if fixed:
                 ctx.mark_non_differentiable(*fixed)
             ctx.static = tuple(None if isinstance(x, torch.Tensor) else x for x in inputs)
-            ctx.where = tuple(i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor))
+            ctx.where = tuple(i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor) and i not in drop_inputs)
             ctx.moving = tuple(i for i, x in enumerate(inputs) if _is_inexact(x))
-            ctx.save_for_backward(*(inputs[i] for i in ctx.where), *outputs)
+            ctx.save_for_backward(*(inputs[i] for i in ctx.where), *(tensors if keep_outputs else ()))
 
         @staticmethod
         def backward(ctx: Any, *cotangents: Any) -> Any:
@@ -127,12 +151,12 @@ def custom_vjp(
 
 
 class _Plan(NamedTuple):
-    """What a backward call needs besides its tensors, which are the cotangents, the inputs and the outputs in a row.
+    """What a backward call needs besides its tensors: the cotangents, the kept inputs and the kept outputs in a row.
 
     Attributes:
         cotangents: how many of the tensors are cotangents.
         static: the arguments of the forward call, `None` where a tensor was.
-        where: positions of the tensors among the arguments.
+        where: positions of the kept tensors among the arguments.
         moving: positions of the arguments whose cotangent is wanted.
     """
 
@@ -157,42 +181,49 @@ def remat(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` with its intermediate values recomputed in the backward pass instead of kept.
 
     The arguments and the result may be trees; tensors the function closes over get no gradient, so pass
-    parameters as arguments. The same as `jax.checkpoint`.
+    parameters as arguments. The same as `jax.checkpoint`. Differentiable once.
     """
 
     def run(*args: Any) -> Any:
         leaves, spec = pytree.tree_flatten(args)
-        where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-        out_spec: list[Any] = []
 
-        def flat(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            full = list(leaves)
-            for i, tensor in zip(where, tensors, strict=True):
-                full[i] = tensor
-            values, structure = pytree.tree_flatten(function(*pytree.tree_unflatten(full, spec)))
-            out_spec[:] = [structure]
-            return tuple(values)
+        def flat(*values: Any) -> tuple[Any, ...]:
+            results, structure = pytree.tree_flatten(function(*pytree.tree_unflatten(values, spec)))
+            return (*results, structure)
 
-        def recompute(cotangents: tuple[Any, ...], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
-            del outputs
-            moving = [i for i, x in enumerate(inputs) if _is_inexact(x)]
-
-            def of_moving(*values: torch.Tensor) -> Any:
-                full = list(inputs)
-                for i, value in zip(moving, values, strict=True):
-                    full[i] = value
-                return flat(*full)
-
-            _, pull = torch.func.vjp(of_moving, *(inputs[i] for i in moving))
-            result: list[Any] = [None] * len(inputs)
-            for i, g in zip(moving, pull(cotangents, retain_graph=False, create_graph=False), strict=True):
-                result[i] = g
-            return tuple(result)
-
-        out = custom_vjp(flat, recompute)(*(leaves[i] for i in where))
-        return pytree.tree_unflatten(list(out), out_spec[0])
+        *results, structure = _remat(flat, *leaves)
+        return pytree.tree_unflatten(results, structure)
 
     return run
+
+
+def _run_flat(flat: Callable[..., tuple[Any, ...]], *leaves: Any) -> tuple[Any, ...]:
+    return flat(*leaves)
+
+
+def _recompute(cotangents: tuple[Any, ...], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    del outputs
+    flat, *leaves = inputs
+    moving = [i for i, x in enumerate(leaves) if _is_inexact(x)]
+    answered: list[int] = []
+
+    def of_moving(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        full = list(leaves)
+        for i, value in zip(moving, values, strict=True):
+            full[i] = value
+        *results, _ = flat(*full)
+        answered[:] = [i for i, x in enumerate(results) if _is_inexact(x)]
+        return tuple(results[i] for i in answered)
+
+    _, pull = torch.func.vjp(of_moving, *(leaves[i] for i in moving))
+    pulled = pull(tuple(cotangents[i] for i in answered), retain_graph=False, create_graph=False)
+    result: list[Any] = [None] * len(inputs)
+    for i, cotangent in zip(moving, pulled, strict=True):
+        result[i + 1] = cotangent
+    return tuple(result)
+
+
+_remat = custom_vjp(_run_flat, _recompute, keep_outputs=False)
 
 
 def _is_inexact(value: Any) -> bool:
