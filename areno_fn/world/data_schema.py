@@ -1,0 +1,131 @@
+"""Which shapes a row may have, and what prompt and response each one means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from areno_fn.contracts.errors import DataError
+from areno_fn.world.data_row import Row
+
+SCHEMAS = (
+    ("messages",),
+    ("prompt", "response"),
+    ("question", "answer"),
+    ("instruction", "output"),
+    ("text",),
+)
+"""Keys that make a training row; the first group that is complete decides."""
+
+PROMPT_KEYS = ("prompt", "question", "instruction")
+"""Keys that make a row to generate from; the first that is there decides. Everything else is for the reward."""
+
+_LEGAL = "messages, prompt + response, question + answer, instruction (+ input) + output, text, or a prompt or question alone"
+
+
+@attrs.frozen(kw_only=True)
+class Prompt:
+    """What comes before the response; at least one of the two is given.
+
+    Attributes:
+        text: to be continued as it stands. Used where `messages` is absent, or the tokenizer has no chat template.
+        messages: turns for the chat template.
+    """
+
+    text: str | None = None
+    messages: tuple[dict[str, Any], ...] | None = None
+
+
+def schema(row: Row) -> tuple[str, ...]:
+    """The training schema of a row, one of `SCHEMAS`.
+
+    Raises:
+        DataError: the row has a prompt only, or no known shape.
+    """
+    for keys in SCHEMAS:
+        if all(key in row for key in keys):
+            return keys
+    raise DataError(f"{row.where}: a row with the keys {_keys(row)} has nothing to train on; legal shapes are {_LEGAL}")
+
+
+def require_schema(row: Row) -> None:
+    """Refuses a row that can neither be trained on nor generated from.
+
+    Raises:
+        DataError: names the keys it has and the shapes there are.
+    """
+    if not any(key in row for key in PROMPT_KEYS):
+        known = any(all(key in row for key in keys) for keys in SCHEMAS)
+        if not known:
+            raise DataError(
+                f"{row.where}: a row with the keys {_keys(row)} has no known shape; legal shapes are {_LEGAL}"
+            )
+
+
+def prompt(row: Row) -> Prompt:
+    """What is to be continued.
+
+    A `prompt` in text is taken as it stands. A question, or an instruction with its input below it, is a
+    user's turn for a tokenizer with a chat template, and for any other a text that ends its line.
+
+    Raises:
+        DataError: there is none, or it is not of the right type.
+    """
+    key = next((key for key in PROMPT_KEYS if key in row), None)
+    if key is None:
+        raise DataError(f"{row.where}: a row with the keys {_keys(row)} has no prompt; give 'prompt' or 'question'")
+    if key == "prompt":
+        return Prompt(messages=_opening(row, key)) if isinstance(row[key], list) else Prompt(text=text(row, key))
+    asked = text(row, key)
+    if key == "instruction" and row.get("input"):
+        asked = f"{asked}\n{text(row, 'input')}"
+    return Prompt(text=f"{asked}\n", messages=({"role": "user", "content": asked},))
+
+
+def text(row: Row, key: str) -> str:
+    """The text under a key.
+
+    Raises:
+        DataError: it is something else.
+    """
+    value = row[key]
+    if not isinstance(value, str):
+        raise DataError(f"{row.where}: {key!r} must be text, received {_kind(value)}")
+    return value
+
+
+def messages(row: Row, key: str) -> tuple[dict[str, Any], ...]:
+    """The conversation under a key. Keys of a turn besides role and content go to the chat template as they are.
+
+    Raises:
+        DataError: it is not a list of turns with a role and a content in text, or the assistant has the first word.
+    """
+    turns = row[key]
+    if not isinstance(turns, list) or not turns:
+        raise DataError(f"{row.where}: {key!r} must be a list of at least one message, received {_kind(turns)}")
+    for index, turn in enumerate(turns):
+        if not isinstance(turn, dict) or not all(isinstance(turn.get(name), str) for name in ("role", "content")):
+            raise DataError(f"{row.where}: {key}[{index}] must be an object with 'role' and 'content' in text")
+    if turns[0]["role"] == "assistant":
+        raise DataError(
+            f"{row.where}: {key} begins with the assistant; a conversation begins with a system or user turn"
+        )
+    return tuple(turns)
+
+
+def _opening(row: Row, key: str) -> tuple[dict[str, Any], ...]:
+    turns = messages(row, key)
+    if turns[-1]["role"] == "assistant":
+        raise DataError(
+            f"{row.where}: {key} ends with the assistant's turn; it must end with the turn that is to be answered"
+        )
+    return turns
+
+
+def _keys(row: Row) -> str:
+    return ", ".join(sorted(row)) or "none"
+
+
+def _kind(value: Any) -> str:
+    return f"{type(value).__name__} of length {len(value)}" if isinstance(value, list) else type(value).__name__
