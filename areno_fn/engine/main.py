@@ -1,0 +1,52 @@
+"""How every command of this package ends: a user's mistake is a sentence and exit code 2, a bug is a traceback."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from areno_fn.contracts.errors import ArenoError
+
+MISTAKE = 2
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+
+
+def main(function: Callable[[Sequence[str]], int | None], arguments: Sequence[str] | None = None) -> int:
+    """Runs a command and turns the ways in which it can end into an exit code.
+
+    Args:
+        function: receives the command line's arguments and returns an exit code, or None for 0.
+        arguments: instead of those of this process.
+
+    Returns:
+        The function's code; 2 after an `ArenoError`, printed as `error: ...`, a line for each of its sentences; 130
+        after Ctrl-C; 141 when the reader of the output has gone. Any other exception passes through.
+    """
+    try:
+        code = function(sys.argv[1:] if arguments is None else arguments)
+        sys.stdout.flush()
+    except ArenoError as error:
+        report(error)
+        return MISTAKE
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        _discard_output()
+        return PIPE_CLOSED
+    return code or 0
+
+
+def report(error: ArenoError) -> None:
+    """Prints what a user did wrong on the error stream."""
+    sys.stdout.flush()
+    for line in str(error).splitlines():
+        if line.strip():
+            print(f"error: {line.strip()}", file=sys.stderr)
+
+
+def _discard_output() -> None:
+    """Python flushes the output once more on exit; without a reader that would print a second error."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

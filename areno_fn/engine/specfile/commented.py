@@ -1,0 +1,107 @@
+"""A specification as commented TOML: what is set stands as it is, what is left at its default is shown behind `#`.
+
+Taking every `#` off the start of a setting changes nothing, because it shows the default.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import tomli_w
+from msgspec import Struct
+
+from areno_fn.contracts.spec import RunSpec
+from areno_fn.engine.specfile.meanings import meaning
+from areno_fn.engine.specfile.types import Type, default_of, kinds, plain_copy, root, structs
+
+_COLUMN = 34
+
+
+def commented(spec: RunSpec) -> str:
+    """TOML text with the meaning of every field, which reads back as `spec`.
+
+    Args:
+        spec: a valid specification; its `model.config` must hold no None.
+    """
+    lines = ["# A specification for `python -m areno_fn.run FILE`. Settings behind # show their defaults.", ""]
+    return "\n".join([*lines, *_table(spec, root(), "", set())]) + "\n"
+
+
+def _table(value: Struct, info: Type, path: str, told: set[type]) -> Iterator[str]:
+    """The settings of one table, then the tables inside it: TOML wants them in this order."""
+    struct = next(member for member in structs(info) if member.cls is type(value))
+    if struct.tag is not None:
+        yield _line(f"kind = {_toml(struct.tag)}", _choices(kinds(info)))
+    inner: list[Iterator[str]] = []
+    for field in struct.fields:
+        item, where = getattr(value, field.name), f"{path}.{field.name}".lstrip(".")
+        words = meaning(struct.cls, field.name)
+        if _is_table(item):
+            inner.append(_inner(item, field.type, where, words, told))
+        elif item is None:
+            inner.append(iter(["", f"# [{where}]  # {words}"]))
+        else:
+            yield _setting(field, item, words)
+    for lines in inner:
+        yield from lines
+
+
+def _inner(item: Any, info: Type, path: str, words: str, told: set[type]) -> Iterator[str]:
+    if isinstance(item, dict):
+        yield from ("", f"# {words}", *_free_table(item, path))
+    elif isinstance(item, list):
+        for one in item:
+            yield from ("", *_about(one, told), f"[[{path}]]  # {words}", *_table(one, _item_type(info), path, told))
+    else:
+        yield from ("", *_about(item, told), f"[{path}]  # {words}", *_table(item, info, path, told))
+
+
+def _free_table(item: dict[str, Any], path: str) -> list[str]:
+    nested: Any = item
+    for name in reversed(path.split(".")):
+        nested = {name: nested}
+    return tomli_w.dumps(nested).splitlines()
+
+
+def _setting(field: msgspec.inspect.Field, item: Any, words: str) -> str:
+    default = default_of(field)
+    usual = plain_copy(item) == default
+    choices = _choices(field.type.values) if isinstance(field.type, msgspec.inspect.LiteralType) else ""
+    shown = "" if usual or default is msgspec.NODEFAULT else f"(default {_toml(default)})"
+    mark = "#" if usual and field.name != "version" else ""
+    comment = " ".join(part for part in (words + ":" if choices else words, choices, shown) if part)
+    return _line(f"{mark}{field.name} = {_toml(item)}", comment)
+
+
+def _choices(values: Sequence[Any]) -> str:
+    return " | ".join(_toml(value) for value in values) if len(values) > 1 else ""
+
+
+def _is_table(item: Any) -> bool:
+    return isinstance(item, dict | Struct) or bool(isinstance(item, list) and item and isinstance(item[0], Struct))
+
+
+def _item_type(info: Type) -> Type:
+    assert isinstance(info, msgspec.inspect.ListType)
+    return info.item_type
+
+
+def _about(value: Struct, told: set[type]) -> list[str]:
+    """What a table is, the first time that one of its kind appears."""
+    if type(value) in told:
+        return []
+    told.add(type(value))
+    return [f"# {line}" for line in (inspect.getdoc(type(value)) or "").splitlines() if line]
+
+
+def _line(setting: str, words: str) -> str:
+    return f"{setting:<{_COLUMN}} # {words}" if words else setting
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_toml(item) for item in value)}]"
+    return tomli_w.dumps({"x": value}).removeprefix("x = ").rstrip("\n")

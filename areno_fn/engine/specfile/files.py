@@ -1,0 +1,165 @@
+"""Reading and writing specifications, with every refusal that needs nothing but the specification itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import NODEFAULT
+
+from areno_fn.contracts.errors import SpecError
+from areno_fn.contracts.spec import RunSpec
+from areno_fn.engine.specfile import overrides as set_option
+from areno_fn.engine.specfile.formats import decode, encode, format_of, kind_of, require_plain
+from areno_fn.engine.specfile.sentences import explain, newer_version
+from areno_fn.engine.specfile.types import Path as Place
+from areno_fn.engine.specfile.types import default, fields, locate, plain_copy, root
+
+
+def read(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> RunSpec:
+    """Reads a specification and applies `--set` overrides to it.
+
+    Args:
+        path: a `.toml`, `.yaml`, `.yml`, `.json` or `.msgpack` file.
+        overrides: texts `address=value`, applied in order.
+
+    Raises:
+        SpecError: the file cannot be read, or does not hold a valid specification; one sentence that begins with the
+            file's name, or with the override that is at fault.
+    """
+    source = Path(path)
+    suffix = format_of(source)
+    raw = decode(_bytes(source), source)
+    places = [(set_option.apply(raw, override), f"--set {override}") for override in overrides]
+    return _convert(raw, str(source), suffix, places)
+
+
+def check(spec: RunSpec) -> RunSpec:
+    """Checks a specification that was built in Python: struct constructors do not check their arguments.
+
+    Returns:
+        An equal specification whose every value has the declared type and range.
+
+    Raises:
+        SpecError: names the first field that is wrong.
+    """
+    return _convert(_builtins(spec), "the specification", "", [])
+
+
+def text(spec: RunSpec, suffix: str = ".toml") -> str:
+    """A specification in a text format, every field written out.
+
+    Raises:
+        SpecError: it is not valid, or TOML cannot say it.
+    """
+    return _encoded(spec, suffix, "the specification").decode()
+
+
+def write(spec: RunSpec, path: str | os.PathLike[str]) -> None:
+    """Writes a specification in the format of the file's suffix; `read` returns an equal one.
+
+    Raises:
+        SpecError: the specification is not valid, TOML cannot say it, or the file cannot be written.
+    """
+    target = Path(path)
+    data = _encoded(spec, format_of(target), str(target))
+    try:
+        target.write_bytes(data)
+    except OSError as error:
+        raise SpecError(f"{target}: cannot be written: {_reason(error)}") from None
+
+
+def first_difference(left: RunSpec, right: RunSpec) -> str | None:
+    """Where two specifications differ first, as `path: a and b`; None when they are equal."""
+    if left == right:
+        return None
+    one, other = plain_copy(left), plain_copy(right)
+    path = _difference(one, other)
+    (where, mine, _), (_, theirs, _) = locate(one, path), locate(other, path)
+    return f"{where}: {kind_of(mine)} and {kind_of(theirs)}"
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise SpecError(
+            f"{path}: there is no such file; `python -m areno_fn.spec new FILE.toml` writes one to start from"
+        ) from None
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read: {_reason(error)}") from None
+
+
+def _reason(error: OSError) -> str:
+    reason = error.strerror or str(error)
+    return reason[:1].lower() + reason[1:]
+
+
+def _convert(raw: dict[str, Any], where: str, suffix: str, places: list[tuple[Place, str]]) -> RunSpec:
+    version = raw.get("version", 1)
+    readable = fields(root())["version"].values  # type: ignore[attr-defined]
+    if type(version) is int and version > max(readable):
+        raise SpecError(f"{where}: {newer_version(version, readable)}")
+    try:
+        return msgspec.convert(raw, RunSpec)
+    except msgspec.ValidationError as error:
+        place, sentence = explain(str(error), raw, suffix)
+        raise SpecError(f"{_blame(where, place, places)}: {sentence}") from None
+
+
+def _blame(where: str, place: Place, places: list[tuple[Place, str]]) -> str:
+    """The override that set the faulty place, the file with the override that set a part of it, or the file."""
+    at = [override for path, override in places if place[: len(path)] == path]
+    inside = [override for path, override in places if place and path[: len(place)] == place]
+    return at[-1] if at else f"{where} with {inside[-1]}" if inside else where
+
+
+def _builtins(spec: RunSpec) -> dict[str, Any]:
+    try:
+        raw: dict[str, Any] = plain_copy(spec)
+    except RecursionError:
+        raise SpecError("the specification: a table in model.config contains itself, which no file can say") from None
+    require_plain(raw, "the specification")
+    return raw
+
+
+def _encoded(spec: RunSpec, suffix: str, where: str) -> bytes:
+    plain = _builtins(check(spec))
+    if suffix == ".toml":
+        _drop_absent(plain)
+        nowhere = _absent(plain, "")
+        if nowhere:
+            raise SpecError(
+                f"{where}: {nowhere} is null, which TOML cannot say; leave the key out, or write .yaml or .msgpack"
+            )
+    return encode(plain, suffix)
+
+
+def _drop_absent(plain: dict[str, Any]) -> None:
+    """Leaves out the fields that are None where None is what leaving out means."""
+    for name in [name for name, value in plain.items() if value is None and default(root(), plain, name) is None]:
+        del plain[name]
+
+
+def _absent(value: Any, place: str) -> str | None:
+    if value is None:
+        return place
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    found = (_absent(item, f"{place}.{key}" if place else str(key)) for key, item in items)
+    return next((path for path in found if path), None)
+
+
+def _difference(left: Any, right: Any) -> Place:
+    """The keys and indices that lead to the first difference."""
+    if isinstance(left, dict) and isinstance(right, dict):
+        for key in [*left, *(key for key in right if key not in left)]:
+            if left.get(key, NODEFAULT) != right.get(key, NODEFAULT):
+                return (key, *_difference(left.get(key), right.get(key)))
+    if isinstance(left, list) and isinstance(right, list) and len(left) == len(right):
+        for index, (one, other) in enumerate(zip(left, right, strict=True)):
+            if one != other:
+                return (index, *_difference(one, other))
+    return ()

@@ -1,0 +1,129 @@
+"""What each field of a specification means, in a few words; starters and the JSON schema show them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from areno_fn.contracts import spec
+
+MEANINGS: dict[str, dict[str, str]] = {
+    "RunSpec": {
+        "version": "of this file format",
+        "name": "what the run is called",
+        "seed": "of everything random in the run",
+        "out": "folder for results; --out overrides it",
+        "device": "auto takes a GPU where there is one",
+        "model": "what is trained",
+        "tokenizer": "when absent, that of the model's folder",
+        "phases": "run in this order on one state",
+        "evaluation": "when absent, nothing is evaluated",
+        "checkpoint": "what --resume continues from",
+        "export": "the Hugging Face folder at the end",
+        "log": "what is recorded on the way",
+    },
+    "ScratchModel": {
+        "family": "architecture, for example llama or qwen3",
+        "config": "fields of the family's Hugging Face config.json",
+    },
+    "HFModel": {
+        "path": "folder with config.json and safetensors files",
+        "dtype": "of the parameters in memory; source keeps each file's own",
+    },
+    "HFTokenizer": {"path": "folder with tokenizer.json"},
+    "JsonlData": {"path": "file with one JSON object a line"},
+    "ArithmeticData": {
+        "digits": "most digits of a summand",
+        "count": "rows",
+        "split": "no sum is in both",
+        "seed": "chooses the sums",
+    },
+    "RewardSpec": {
+        "function": "package.module:function, called with rows and completions",
+        "weight": "factor in the total",
+        "name": "in the metrics; when empty, the function's own",
+    },
+    "Sampling": {
+        "max_tokens": "longest completion",
+        "temperature": "0 is greedy, for evaluation only",
+        "top_k": "most likely tokens kept; 0 keeps all",
+        "top_p": "probability mass kept",
+        "min_p": "least probability kept, relative to the likeliest token",
+    },
+    "Schedule": {
+        "kind": "how the learning rate falls after warm-up",
+        "warmup_steps": "optimizer steps from 0 to lr",
+        "stable_steps": "at lr before the decay, for wsd",
+        "decay_steps": "0 means all steps of the phase",
+        "min_lr": "where the decay ends",
+    },
+    "AdamWSpec": {
+        "role": "whose parameters it updates",
+        "lr": "highest learning rate",
+        "betas": "decay of the two moments",
+        "eps": "added to the root of the second moment",
+        "weight_decay": "on matrices only",
+        "max_grad_norm": "gradients are scaled down to this norm; 0 never",
+        "schedule": "of the learning rate",
+    },
+    "SFT": {"aggregation": "how the losses of tokens become one"},
+    "GRPO": {
+        "samples": "completions of each prompt, the group",
+        "sampling": "how they are drawn",
+        "clip_low": "the ratio is clipped below 1 - clip_low",
+        "clip_high": "and above 1 + clip_high",
+        "kl_coef": "weight of the KL to the phase's start; 0 keeps no reference",
+        "kl_estimator": "of that KL",
+        "scale": "advantages are divided by this standard deviation",
+        "aggregation": "how the losses of tokens become one",
+        "mask_truncated": "ignore completions that hit max_tokens",
+        "minibatches": "optimizer steps on one rollout",
+        "epochs": "passes over one rollout",
+    },
+    "Batch": {
+        "rows": "rows of data, or prompts, a step",
+        "micro_tokens": "most tokens at once; bounds memory, changes no result",
+        "max_length": "most tokens of prompt and response",
+        "overlong": "what happens to a longer training row",
+    },
+    "Evaluation": {
+        "data": "held-out rows",
+        "rewards": "what their completions are judged by",
+        "sampling": "how completions are drawn",
+        "every": "steps between evaluations; 0 only before and after a phase",
+        "limit": "most rows evaluated; 0 all",
+        "batch": "rows decoded at once",
+    },
+    "Phase": {
+        "name": "of the phase, in metrics and --set",
+        "algorithm": "what is optimised",
+        "data": "what it reads, one source after the other",
+        "steps": "optimizer steps, or rollouts; give this",
+        "epochs": "or passes over the data",
+        "batch": "how much goes into a step",
+        "optimizers": "one for each trained role",
+        "rewards": "what samples are judged by, summed by weight",
+    },
+    "Checkpoint": {"every": "steps between checkpoints; 0 only at the end of a phase", "keep": "newest ones that stay"},
+    "Export": {"dtype": "source keeps that of the model read", "shard_bytes": "largest weight file"},
+    "Log": {
+        "tensorboard": "write TensorBoard event files",
+        "samples": "completions shown and kept each time",
+        "samples_every": "steps between them",
+    },
+}
+
+
+def meaning(struct: type, field: str) -> str:
+    """What a field means."""
+    return MEANINGS[struct.__name__][field]
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of a specification, with the meaning of every field as its description."""
+    whole = msgspec.json.schema(spec.RunSpec)
+    for name, table in whole["$defs"].items():
+        for field, words in MEANINGS.get(name, {}).items():
+            table["properties"][field]["description"] = words
+    return whole

@@ -1,0 +1,123 @@
+"""`--set a.b=value`: changes to plain data before it is checked, typed by the field they name."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from typing import Any
+
+from msgspec import NODEFAULT, inspect
+
+from areno_fn.contracts.errors import SpecError
+from areno_fn.engine.specfile.formats import kind_of, require_plain
+from areno_fn.engine.specfile.sentences import suggestion, unknown_field
+from areno_fn.engine.specfile.types import Path, Type, child, default, fields, labels, root
+
+
+def apply(raw: dict[str, Any], override: str) -> Path:
+    """Changes `raw` in place; tables and lists that the file left out start from their defaults.
+
+    Args:
+        raw: plain data of a specification.
+        override: `address=value`. The address is dotted; an item of a list goes by its `name`, its `role` or its index.
+            Text fields take the words as they are; everything else is read as JSON, then as a TOML value.
+
+    Returns:
+        The place that was set.
+
+    Raises:
+        SpecError: the address names nothing, or the text has no `=`.
+    """
+    address, equals, text = override.partition("=")
+    if not equals or "" in address.strip().split("."):
+        raise SpecError(
+            f"--set {override}: an override is written address=value, for example --set phases.sft.steps=100"
+        )
+    try:
+        return _set(raw, root(), address.strip(), text, (), "")
+    except _Nowhere as error:
+        raise SpecError(f"--set {override}: {error}") from None
+
+
+class _Nowhere(Exception):
+    """The address names nothing."""
+
+
+def _set(node: Any, info: Type, address: str, text: str, path: Path, where: str) -> Path:
+    key: str | int
+    if isinstance(node, list):
+        key, rest = _item(node, info, address, where)
+    elif isinstance(node, dict):
+        key, rest = _field(node, info, address, where)
+    else:
+        raise _Nowhere(f"{where} is {kind_of(node)} and has nothing inside")
+    inner = child(info, node, key)
+    if not rest:
+        node[key] = _value(text, inner)
+        require_plain(node[key], f"--set {address}")
+        return (*path, key)
+    if isinstance(node, dict):
+        _fill(node, info, inner, str(key))
+    inside = f"{where}.{labels(info, node)[key] if isinstance(node, list) else key}".lstrip(".")
+    return _set(node[key], inner, rest, text, (*path, key), inside)
+
+
+def _fill(node: dict[str, Any], info: Type, inner: Type, key: str) -> None:
+    """Writes out the default of an omitted table or list, so that one part of it can be changed."""
+    if node.get(key) is None:
+        start = default(info, node, key)
+        lists = isinstance(inner, inspect.ListType)
+        node[key] = start if start is not NODEFAULT and start is not None else [] if lists else {}
+
+
+def _field(node: dict[str, Any], info: Type, address: str, where: str) -> tuple[str, str]:
+    known = fields(info, node)
+    if not known:  # a free table: its own keys may contain dots
+        longest = max((key for key in node if address == key or address.startswith(key + ".")), key=len, default=None)
+        head = longest if longest else address.partition(".")[0]
+        return head, address[len(head) + 1 :]
+    head, _, rest = address.partition(".")
+    if head not in known:
+        raise _Nowhere(unknown_field(where, head, info, node))
+    return head, rest
+
+
+def _item(node: list[Any], info: Type, address: str, where: str) -> tuple[int, str]:
+    names = labels(info, node)
+    indices = {str(index): index for index in range(len(node))}
+    known = indices | {name: index for index, name in enumerate(names)}
+    matching = [name for name in known if address == name or address.startswith(name + ".")]
+    if not matching:
+        head = address.partition(".")[0]
+        has = f"its items are {', '.join(names)}" if names else "it is empty"
+        raise _Nowhere(f"{where} has no item {head!r}; {suggestion(head, names) or has}")
+    name = max(matching, key=len)
+    return known[name], address[len(name) + 1 :]
+
+
+def _value(text: str, info: Type) -> Any:
+    if _only_text(info):
+        return _quoted(text)
+    return _scalar(text)
+
+
+def _only_text(info: Type) -> bool:
+    words = isinstance(info, inspect.LiteralType) and all(isinstance(value, str) for value in info.values)
+    return words or isinstance(info, inspect.StrType)
+
+
+def _quoted(text: str) -> str:
+    value = _scalar(text) if text.startswith('"') else text
+    return value if isinstance(value, str) else text
+
+
+def _scalar(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        pass
+    try:
+        value = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return value["value"] if len(value) == 1 else text

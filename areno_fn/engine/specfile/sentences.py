@@ -1,0 +1,120 @@
+"""What is wrong with a specification, in one sentence: where, what stands there, and what would be right.
+
+msgspec finds the fault; its message is used only for the place and the sort of fault. The words come from the value
+at that place and from the type that belongs there.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import yaml
+from msgspec import inspect
+
+from areno_fn.engine.specfile.formats import kind_of
+from areno_fn.engine.specfile.types import Path, Type, child, describe, fields, homes, locate, one_of
+from areno_fn.engine.specfile.yaml_text import number_in_yaml
+
+_MESSAGE = re.compile(r"(?P<head>.*?)(?: - at `(?P<path>\$[^`]*)`)?", re.DOTALL)
+_STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
+_BOOLEANS = {"true": "true", "yes": "true", "on": "true", "false": "false", "no": "false", "off": "false"}
+_NAMED = re.compile(r"(unknown|required) field `(.*)`")
+
+
+def explain(message: str, raw: Any, suffix: str) -> tuple[Path, str]:
+    """Says what msgspec found wrong with `raw`.
+
+    Args:
+        message: the text of a `msgspec.ValidationError`.
+        raw: the plain data that was converted.
+        suffix: the file format it came from, for advice on spelling; "" for none.
+
+    Returns:
+        The place as keys and indices, and the sentence without the file's name.
+    """
+    match = _MESSAGE.fullmatch(message)
+    head, place = (match["head"], match["path"] or "$") if match else (message, "$")
+    path: Path = tuple(name or int(index) for name, index in _STEP.findall(place))
+    where, value, info = locate(raw, path)
+    named = _NAMED.search(head)
+    if named is None:
+        return (
+            path,
+            f"{where or 'a specification'} must be {describe(info)}, received {kind_of(value)}{_advice(info, value, suffix)}",
+        )
+    sort, name = named.groups()
+    if sort == "required":
+        return (
+            path,
+            f"{where or 'the specification'} lacks {name!r}, which must be {describe(child(info, value, name))}",
+        )
+    return (*path, name), unknown_field(where, name, info, value)
+
+
+def unknown_field(where: str, name: str, info: Type, raw: Any) -> str:
+    """A table has no such field: the closest one, or the table that has it, or all there are."""
+    known = fields(info, raw)
+    return f"{where or 'the specification'} has no field {name!r}; {suggestion(name, known) or _home(name) or _listing(known)}"
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """`the nearest is 'x'`, or nothing when none is near."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
+    return f"the nearest is {near[0]!r}" if near else ""
+
+
+def _home(name: str) -> str:
+    places = sorted({f"under {place}" if place else "at the top level" for place in homes(name)})
+    return f"a field of that name stands {' or '.join(places)}" if 0 < len(places) <= 3 else ""
+
+
+def _listing(known: Mapping[str, Type]) -> str:
+    return f"its fields are {', '.join(known)}"
+
+
+def newer_version(version: int, readable: Iterable[int]) -> str:
+    """The file is from a later release."""
+    return f"version {version} is newer than this release reads, which is {one_of(readable)}; update areno_fn to run it"
+
+
+def _advice(info: Type, value: Any, suffix: str) -> str:
+    if suffix == ".msgpack":
+        return ""
+    if isinstance(info, inspect.StrType | inspect.LiteralType) and isinstance(value, bool | int | float):
+        return _quote(value, suffix) if _takes_text(info) else ""
+    if isinstance(info, inspect.IntType) and isinstance(value, float) and value.is_integer():
+        return f"; write {int(value)}, without a point or exponent"
+    if isinstance(info, inspect.FloatType | inspect.IntType) and isinstance(value, str):
+        return _unquote(info, value, suffix)
+    if (
+        isinstance(info, inspect.BoolType)
+        and isinstance(value, str)
+        and value.lower() in ("true", "false", "yes", "no", "on", "off")
+    ):
+        return f"; write {'true' if value.lower() in ('true', 'yes', 'on') else 'false'} without quotes"
+    return ""
+
+
+def _takes_text(info: inspect.StrType | inspect.LiteralType) -> bool:
+    return isinstance(info, inspect.StrType) or all(isinstance(value, str) for value in info.values)
+
+
+def _quote(value: bool | int | float, suffix: str) -> str:
+    if isinstance(value, bool) and suffix in (".yaml", ".yml"):
+        return "; YAML reads yes, no, on and off as true and false, so put the word in quotes"
+    return "; put it in quotes"
+
+
+def _unquote(info: Type, text: str, suffix: str) -> str:
+    try:
+        number = int(text) if isinstance(info, inspect.IntType) else float(text)
+    except ValueError:
+        return ""
+    if suffix in (".yaml", ".yml") and yaml.SafeLoader("").resolve(yaml.ScalarNode, text, (True, False)).endswith(
+        ":str"
+    ):
+        return f"; YAML takes a number for text unless it has a point and a signed exponent, so write {number_in_yaml(number)}"
+    return f"; write {text.strip()} without quotes"

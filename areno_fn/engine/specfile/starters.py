@@ -1,0 +1,131 @@
+"""Specifications to start from, one for each of the usual wishes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from areno_fn.contracts.spec import (
+    GRPO,
+    SFT,
+    AdamWSpec,
+    ArithmeticData,
+    Batch,
+    ByteTokenizer,
+    Checkpoint,
+    Evaluation,
+    HFModel,
+    JsonlData,
+    Phase,
+    RewardSpec,
+    RunSpec,
+    Sampling,
+    Schedule,
+    ScratchModel,
+)
+
+_EXACT = RewardSpec(function="areno_fn.world.rewards:exact_match", name="exact_match")
+
+
+def quickstart() -> RunSpec:
+    """A small model that learns two-digit addition from nothing: a short supervised phase, then rewards."""
+    sums = ArithmeticData(digits=2, count=8192)
+    adamw = AdamWSpec(lr=1e-3, betas=(0.9, 0.99), schedule=Schedule(warmup_steps=20))
+    return RunSpec(
+        name="quickstart",
+        out="out/quickstart",
+        model=ScratchModel(
+            family="qwen3",
+            config={
+                "vocab_size": 259,
+                "hidden_size": 128,
+                "intermediate_size": 512,
+                "num_hidden_layers": 4,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 4,
+                "head_dim": 32,
+                "max_position_embeddings": 64,
+                "rope_theta": 10000.0,
+                "tie_word_embeddings": True,
+            },
+        ),
+        tokenizer=ByteTokenizer(),
+        phases=[
+            Phase(
+                name="sft",
+                steps=200,
+                algorithm=SFT(),
+                data=[sums],
+                batch=Batch(rows=128, max_length=32),
+                optimizers=[adamw],
+            ),
+            Phase(
+                name="grpo",
+                steps=150,
+                algorithm=GRPO(sampling=Sampling(max_tokens=5)),
+                data=[sums],
+                batch=Batch(rows=48, max_length=32),
+                optimizers=[AdamWSpec(lr=3e-4, betas=(0.9, 0.99), schedule=Schedule(warmup_steps=5))],
+                rewards=[_EXACT],
+            ),
+        ],
+        evaluation=Evaluation(
+            data=[ArithmeticData(digits=2, count=512, split="heldout")],
+            rewards=[_EXACT],
+            sampling=Sampling(max_tokens=5, temperature=0.0),
+            every=25,
+            batch=512,
+        ),
+        checkpoint=Checkpoint(every=50),
+    )
+
+
+def sft() -> RunSpec:
+    """Supervised fine-tuning of a Hugging Face folder on a file of chats, prompts and responses, or texts."""
+    return RunSpec(
+        name="sft",
+        out="out/sft",
+        model=HFModel(path="models/my-model"),
+        phases=[
+            Phase(
+                name="sft",
+                epochs=1,
+                algorithm=SFT(),
+                data=[JsonlData(path="data/train.jsonl")],
+                optimizers=[AdamWSpec(lr=1e-5, schedule=Schedule(kind="cosine", warmup_steps=10))],
+            )
+        ],
+        checkpoint=Checkpoint(every=100),
+    )
+
+
+def grpo() -> RunSpec:
+    """Reinforcement learning of a Hugging Face folder against a reward function."""
+    reward = RewardSpec(function="areno_fn.world.rewards:contains_answer", name="contains_answer")
+    return RunSpec(
+        name="grpo",
+        out="out/grpo",
+        model=HFModel(path="models/my-model"),
+        phases=[
+            Phase(
+                name="grpo",
+                steps=100,
+                algorithm=GRPO(sampling=Sampling(max_tokens=256), clip_high=0.28, kl_coef=0.01),
+                data=[JsonlData(path="data/train.jsonl")],
+                batch=Batch(rows=8),
+                optimizers=[AdamWSpec(lr=1e-6)],
+                rewards=[reward],
+            )
+        ],
+        evaluation=Evaluation(
+            data=[JsonlData(path="data/heldout.jsonl")],
+            rewards=[reward],
+            sampling=Sampling(max_tokens=256, temperature=0.0),
+            every=20,
+            limit=256,
+        ),
+        checkpoint=Checkpoint(every=20),
+    )
+
+
+STARTERS: dict[str, Callable[[], RunSpec]] = {"sft": sft, "grpo": grpo, "quickstart": quickstart}
+"""Starters by the name that `python -m areno_fn.spec new --kind` takes."""
