@@ -47,5 +47,5 @@ class RunIdentity:
 
 def digest(value: Any) -> str:
     """A short hash of a value built from msgspec structs, dicts, lists and scalars; the order of keys does not matter."""
-    data = msgspec.json.encode(msgspec.to_builtins(value, order="deterministic"), order="deterministic")
+    data = msgspec.msgpack.encode(msgspec.to_builtins(value, order="deterministic"), order="deterministic")
     return hashlib.sha256(data).hexdigest()[:16]

@@ -12,7 +12,8 @@ import hashlib
 
 import torch
 
-from areno_fn.contracts.record import record
+from areno_fn.contracts.errors import RecordError
+from areno_fn.contracts.record import record, shown
 
 GOLDEN = -0x61C8864680B583EB  # 2^64 / golden ratio, odd, as a signed 64-bit word
 _MUL_1 = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
@@ -30,6 +31,12 @@ class Key:
 
     seed: torch.Tensor
     counter: torch.Tensor
+
+    def __check__(self) -> None:
+        for name in ("seed", "counter"):
+            value = getattr(self, name)
+            if value.dtype != torch.int64 or value.ndim:
+                raise RecordError(f"Key.{name} must be an int64 scalar, received {shown(value)}")
 
     @staticmethod
     def of(seed: int) -> Key:

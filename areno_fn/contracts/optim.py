@@ -57,25 +57,33 @@ class OptimizerLayout:
         Args:
             owned: the paths of the parameters of each trainable role.
         """
-        for group in self.groups:
+        for number, group in enumerate(self.groups):
             if group.role not in owned:
                 raise RecordError(
                     f"optimizer group {group.name!r} belongs to role {group.role!r}, which is not trainable; "
                     f"trainable roles are {', '.join(sorted(owned)) or 'none'}"
                 )
+            if any((other.role, other.name) == (group.role, group.name) for other in self.groups[:number]):
+                raise RecordError(f"optimizer group {group.name!r} of role {group.role!r} is declared twice")
         for role, paths in owned.items():
-            claims: dict[str, str] = {}
-            for group in (g for g in self.groups if g.role == role):
-                for path in group.paths:
-                    if path in claims:
-                        raise RecordError(
-                            f"{role}.{path} is in optimizer groups {claims[path]!r} and {group.name!r}; one may own it"
-                        )
-                    claims[path] = group.name
-            missing, extra = sorted(set(paths) - claims.keys()), sorted(claims.keys() - set(paths))
-            if missing:
-                raise RecordError(f"{role}.{missing[0]} is in no optimizer group ({len(missing)} such parameters)")
-            if extra:
-                raise RecordError(
-                    f"optimizer group {claims[extra[0]]!r} names {role}.{extra[0]}, which is not a parameter"
-                )
+            _check_partition(role, paths, self._claims(role))
+
+    def _claims(self, role: str) -> dict[str, str]:
+        """The group that owns each path of a role."""
+        claims: dict[str, str] = {}
+        for group in self.groups:
+            for path in group.paths if group.role == role else ():
+                if path in claims:
+                    raise RecordError(
+                        f"{role}.{path} is in optimizer groups {claims[path]!r} and {group.name!r}; one may own it"
+                    )
+                claims[path] = group.name
+        return claims
+
+
+def _check_partition(role: str, paths: tuple[str, ...], claims: dict[str, str]) -> None:
+    missing, extra = sorted(set(paths) - claims.keys()), sorted(claims.keys() - set(paths))
+    if missing:
+        raise RecordError(f"{role}.{missing[0]} is in no optimizer group ({len(missing)} such parameters)")
+    if extra:
+        raise RecordError(f"optimizer group {claims[extra[0]]!r} names {role}.{extra[0]}, which is not a parameter")

@@ -59,7 +59,7 @@ def record(cls: type[T]) -> type[T]:
     dynamic = tuple(f.name for f in fields if _STATIC not in f.metadata)
     fixed = tuple(f.name for f in fields if _STATIC in f.metadata)
     setattr(cls, "__init__", _constructor(cls, fields, user_check))
-    setattr(cls, "__repr__", _show)
+    setattr(cls, "__repr__", shown)
     setattr(cls, "__getattr__", _missing_attribute(names))
     setattr(cls, "__copy__", lambda self: _rebuilt(self, lambda item: item))
     setattr(cls, "__deepcopy__", lambda self, memo: _rebuilt(self, lambda item: copy.deepcopy(item, memo)))
@@ -230,8 +230,9 @@ _SHORT = {
 }  # fmt: skip
 
 
-def _show(self: Any) -> str:
-    return _format(self, 0)
+def shown(value: Any) -> str:
+    """Text of a value for messages: tensors by type and shape, as in `f32[2,3]`, records by their fields."""
+    return _format(value, 0)
 
 
 def _format(value: Any, depth: int) -> str:

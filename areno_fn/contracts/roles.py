@@ -62,4 +62,8 @@ class RoleLayout:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr() if tensor.numel() else id(tensor)
+    """What two tensors have in common when a write to one may show in the other; meta tensors have no address."""
+    if not tensor.numel():
+        return id(tensor)
+    storage = tensor.untyped_storage()
+    return storage.data_ptr() or storage._cdata
