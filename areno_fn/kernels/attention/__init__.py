@@ -1,0 +1,83 @@
+"""`attention`: causal softmax attention over packed documents, and over a cache.
+
+One implementation serves every device: torch's own `scaled_dot_product_attention`, which picks a fused kernel on
+the CPU as on the GPU. There is no second path and no mask of N x N. Documents that are packed end to end are laid
+side by side in a view padded to the longest one; for documents of one length that is a reshape.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from areno_fn.kernels.attention.layout import PackedLayout, equal_documents, packed_layout
+from areno_fn.kernels.backend import require
+
+__all__ = ["PackedLayout", "cached_attention", "equal_documents", "packed_attention", "packed_layout"]
+
+
+def packed_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: PackedLayout, scale: float
+) -> torch.Tensor:
+    """Every token attends to itself and to the earlier tokens of its own document.
+
+    `o_i = sum_j p_ij v_j` with `p_i = softmax_j(scale * q_i . k_j)` over the places j <= i of i's document; head h
+    of q reads head h // (H / K) of k and v. What stands in one document cannot change a bit of another's result.
+
+    Args:
+        q: [N, H, head_dim], floating.
+        k: [N, K, head_dim], with H a multiple of K.
+        v: like `k`.
+        layout: where the documents are; compute it once per forward pass.
+        scale: factor of the scores.
+
+    Returns:
+        [N, H, head_dim] in the dtype of `q`.
+
+    Raises:
+        KernelError: the shapes do not fit each other.
+
+    Source: Vaswani et al., "Attention is all you need", 2017, equation 1; Ainslie et al., "GQA", 2023.
+    """
+    fits = q.ndim == k.ndim == 3 and k.shape == v.shape and q.shape[::2] == k.shape[::2]
+    fits = fits and q.shape[0] == layout.tokens and q.shape[1] % k.shape[1] == 0
+    wanted = f"q must be [N, H, head_dim] and k and v [N, K, head_dim] with N = {layout.tokens} and H a multiple of K"
+    require(fits, "packed_attention", wanted, q, k, v)
+    q, k, v = (layout.pad(x).transpose(1, 2) for x in (q, k, v))
+    shared = q.shape[1] != k.shape[1]
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=shared)
+    return layout.unpad(out.transpose(1, 2))
+
+
+def cached_attention(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """One query a row attends to the first `lengths` places of the row's cache.
+
+    Args:
+        q: [B, H, head_dim], floating.
+        keys: [B, S, K, head_dim], with H a multiple of K; places at or past a row's length are never weighed, but
+            must be finite.
+        values: like `keys`.
+        lengths: int64 [B], from 1 to S.
+        scale: factor of the scores.
+
+    Returns:
+        [B, H, head_dim] in the dtype of `q`.
+
+    Raises:
+        KernelError: the shapes do not fit each other.
+    """
+    fits = q.ndim == 3 and keys.ndim == 4 and keys.shape == values.shape and keys.shape[::3] == q.shape[::2]
+    fits = fits and lengths.shape == q.shape[:1] and q.shape[1] % keys.shape[2] == 0
+    wanted = "q must be [B, H, head_dim], keys and values [B, S, K, head_dim] with H a multiple of K, and lengths [B]"
+    require(fits, "cached_attention", wanted, q, keys, values, lengths)
+    batch, heads, head_dim = q.shape
+    kv_heads = keys.shape[2]
+    seen = torch.arange(keys.shape[1], device=q.device) < lengths[:, None]
+    # the heads that share a key head stand in the place of query positions, so that no key is repeated
+    grouped = q.view(batch, kv_heads, heads // kv_heads, head_dim)
+    out = F.scaled_dot_product_attention(
+        grouped, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=seen[:, None, None, :], scale=scale
+    )
+    return out.reshape(batch, heads, head_dim)

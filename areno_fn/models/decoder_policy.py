@@ -1,0 +1,53 @@
+"""The dense decoder as a `TokenPolicy`."""
+
+from __future__ import annotations
+
+import attrs
+import torch
+
+from areno_fn.contracts.policy import Cache
+from areno_fn.models import decoder_cache, decoder_forward, decoder_layer
+from areno_fn.models.decoder import Decoder, DecoderConfig
+
+
+@attrs.frozen
+class DecoderPolicy:
+    """The `TokenPolicy` of a dense decoder: its functions with the configuration filled in."""
+
+    config: DecoderConfig
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return self.config.vocab_size
+
+    @property
+    def max_positions(self) -> int:
+        """The longest sequence the model was made for."""
+        return self.config.max_positions
+
+    def hidden(
+        self,
+        params: Decoder,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        segments: torch.Tensor,
+        *,
+        bounds: tuple[int, int] | None = None,
+    ) -> torch.Tensor:
+        """Final hidden states [N, D]."""
+        return decoder_forward.hidden(params, self.config, tokens, positions, segments, bounds=bounds)
+
+    def logits(self, params: Decoder, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [..., V]."""
+        return decoder_layer.logits(params, hidden)
+
+    def prefill(
+        self, params: Decoder, tokens: torch.Tensor, lengths: torch.Tensor, capacity: int
+    ) -> tuple[torch.Tensor, Cache]:
+        """Logits [B, V] and a new cache."""
+        return decoder_cache.prefill(params, self.config, tokens, lengths, capacity)
+
+    def decode(self, params: Decoder, tokens: torch.Tensor, cache: Cache) -> tuple[torch.Tensor, Cache]:
+        """Logits [B, V] and the cache that replaces the one passed in."""
+        return decoder_cache.decode(params, self.config, tokens, cache)
