@@ -54,7 +54,8 @@ class Sums:
     Attributes:
         total: float32 [], carries the gradient.
         weight: float32 [], the unit being averaged over (tokens, sequences); no gradient.
-        stats: named pairs (numerator, denominator), each float32 [2], divided once at the end.
+        stats: named moments that add up, divided once at the end: float32 [1] a count, [2] the numerator
+            and denominator of a mean, [3] the sums of squares, of values and of weights of a deviation.
         peaks: named maxima, float32 [].
     """
 

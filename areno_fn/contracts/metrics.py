@@ -1,0 +1,51 @@
+"""The one table of metric names. Means over tokens are over response tokens alone, by their weight."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+METRICS: Mapping[str, str] = MappingProxyType(
+    {
+        "rollout/reward_mean": "mean reward of the sampled completions",
+        "rollout/reward_std": "population standard deviation of the rewards",
+        "rollout/reward_min": "smallest reward",
+        "rollout/reward_max": "largest reward",
+        "rollout/accuracy": "fraction of completions judged correct",
+        "rollout/advantage_mean": "mean advantage of the completions",
+        "rollout/advantage_std": "population standard deviation of the advantages",
+        "rollout/response_len_mean": "mean tokens drawn per completion",
+        "rollout/prompt_len_mean": "mean tokens per prompt",
+        "rollout/truncated_fraction": "fraction of completions cut off by the length limit",
+        "rollout/zero_std_groups": "fraction of groups whose rewards are all equal, and which therefore teach nothing",
+        "rollout/tokens_per_s": "tokens drawn per second",
+        "train/loss": "total / weight over all micro-batches and ranks, the quantity that is minimised",
+        "train/policy_loss": "the loss without its KL term, under the same aggregation",
+        "train/kl": "mean KL estimate per token against the reference, before its coefficient",
+        "train/entropy": "mean entropy per token of the distribution the tokens were scored under",
+        "train/ratio_mean": "mean of exp(logp - old)",
+        "train/ratio_std": "population standard deviation of exp(logp - old)",
+        "train/ratio_max": "largest exp(logp - old)",
+        "train/clip_fraction": "fraction of tokens whose gradient the clip removes, at either bound",
+        "train/clip_fraction_low": "fraction of tokens whose gradient the lower bound removes",
+        "train/logp_diff_mean": "mean of |logp - old|, the distance of training from the rollout",
+        "train/logp_diff_max": "largest |logp - old|",
+        "train/grad_norm": "global norm of the gradient before clipping",
+        "train/lr": "learning rate of this step",
+        "train/tokens": "response tokens of this step",
+        "dpo/accuracy": "fraction of pairs whose chosen reward is the larger",
+        "dpo/margin": "mean of chosen minus rejected reward",
+        "dpo/chosen_reward": "mean implicit reward of the chosen answers",
+        "dpo/rejected_reward": "mean implicit reward of the rejected answers",
+        "critic/loss": "value loss",
+        "critic/clip_fraction": "fraction of tokens at which the clipped value error is the larger",
+        "critic/explained_variance": "1 - variance of (return - value) / variance of the return",
+        "time/rollout": "seconds spent drawing completions",
+        "time/reward": "seconds spent judging them",
+        "time/score": "seconds spent on reference log-probabilities",
+        "time/train": "seconds spent on updates",
+        "time/checkpoint": "seconds spent saving",
+        "time/step": "seconds of the whole step",
+    }
+)
+"""What every metric of the library means. A stage of a user's own may report other names."""

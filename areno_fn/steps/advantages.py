@@ -1,0 +1,74 @@
+"""Advantages: from a reward per completion to how much better it was than expected."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from areno_fn.contracts.errors import RecordError, RewardError, SpecError
+
+SCALES = ("group", "batch", "none")
+
+
+def group_advantages(
+    rewards: torch.Tensor, groups: torch.Tensor, *, scale: str = "group", eps: float = 1e-8
+) -> torch.Tensor:
+    """The reward's deviation from the mean of its group, scaled (GRPO, arXiv 2402.03300; "none": Dr. GRPO, 2503.20783).
+
+        (r - mean(group)) / (std + eps)
+
+    The standard deviation is the population's (division by n), of the group or of the whole batch's rewards.
+    A group of equal rewards gives exactly 0. So does a group of one, with a warning: it has nothing to be
+    compared with. Permuting the rows permutes the result. Sums are taken in float64.
+
+    Args:
+        rewards: [B], finite. A completion that must not count is given weight 0 in the loss, not a NaN here.
+        groups: int64 [B], rows with one number answer the same prompt; any numbers in any order.
+        scale: "group", "batch" or "none".
+        eps: added to the standard deviation, outside of its root.
+
+    Returns:
+        float32 [B] (float64 for float64 rewards).
+
+    Raises:
+        RewardError: a reward is NaN or infinite; names the row.
+        RecordError: shapes or types do not fit.
+        SpecError: there is no such scale.
+    """
+    if scale not in SCALES:
+        raise SpecError(f"advantage scale {scale!r} does not exist; choose one of {', '.join(SCALES)}")
+    _check(rewards, groups)
+    _, member, counts = torch.unique(groups, return_inverse=True, return_counts=True)
+    if bool((counts == 1).any()):
+        warnings.warn(
+            f"{int((counts == 1).sum())} of {len(counts)} groups have one sample; its advantage is 0", stacklevel=2
+        )
+    exact = rewards.double()
+    # from each group's smallest reward, so that equal rewards are zeros before anything is rounded
+    lowest = exact.new_full((len(counts),), torch.inf).scatter_reduce(0, member, exact, "amin")
+    above = exact - lowest[member]
+    deviation = above - _group_mean(above, member, counts)[member]
+    if scale == "group":
+        deviation = deviation / (_group_mean(deviation.square(), member, counts).sqrt() + eps)[member]
+    elif scale == "batch":
+        deviation = deviation / (exact.std(correction=0) + eps)
+    return deviation.to(torch.promote_types(rewards.dtype, torch.float32))
+
+
+def _group_mean(values: torch.Tensor, member: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    return values.new_zeros(len(counts)).index_add(0, member, values) / counts
+
+
+def _check(rewards: torch.Tensor, groups: torch.Tensor) -> None:
+    if rewards.ndim != 1 or groups.shape != rewards.shape or groups.is_floating_point():
+        raise RecordError(
+            f"group_advantages takes rewards [B] and integer groups [B], "
+            f"received {tuple(rewards.shape)} and {tuple(groups.shape)} of {groups.dtype}"
+        )
+    bad = (~torch.isfinite(rewards)).nonzero().flatten().tolist()
+    if bad:
+        raise RewardError(
+            f"the reward of row {bad[0]} is {float(rewards[bad[0]])} ({len(bad)} such rows); "
+            f"a reward must be a finite number, and a completion that must not count gets weight 0 in the loss"
+        )

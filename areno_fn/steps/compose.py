@@ -1,0 +1,209 @@
+"""Composition: stages into an objective, an objective into a gradient, a gradient into a step."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from areno_fn import tree
+from areno_fn.autodiff import value_and_grad
+from areno_fn.contracts.actions import Metrics, Sums
+from areno_fn.contracts.errors import JoinError, RecordError
+from areno_fn.contracts.optim import Optimizer
+from areno_fn.contracts.record import replace
+from areno_fn.contracts.state import TrainState
+from areno_fn.steps.joins import Ends, Stage, ends, fits, join, show, stage_name
+from areno_fn.steps.reduce import add_sums, finish, reduce_sums
+
+__all__ = [
+    "Objective",
+    "Pipeline",
+    "Reduce",
+    "accumulate",
+    "add_sums",
+    "alone",
+    "finish",
+    "pipeline",
+    "reduce_sums",
+    "train_step",
+]
+
+Objective = Callable[[Any, Any], Sums]
+"""`(params, batch) -> Sums`: numerator and denominator of a loss, never a mean."""
+
+Reduce = Callable[[Any, Sums], tuple[Any, Sums]]
+"""Adds the undivided gradient and the sums of all ranks (peaks are maxima); every rank receives the result."""
+
+
+class Pipeline:
+    """Stages run one after the other; made by `pipeline`. Its own ends are annotated, so that it is a stage too."""
+
+    def __init__(self, stages: tuple[Stage, ...], described: tuple[Ends, ...]) -> None:
+        self.stages = stages
+        self._described = described
+        names = ", ".join(one.name for one in described)
+        self.__name__ = self.__qualname__ = f"pipeline({names})"
+        kinds = dict(zip(("params", "batch"), described[0].takes, strict=True))
+        parameter = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        self.__signature__ = inspect.Signature(
+            [inspect.Parameter(name, parameter, annotation=kind) for name, kind in kinds.items()],
+            return_annotation=described[-1].returns,
+        )
+        self.__annotations__ = {**kinds, "return": described[-1].returns}
+
+    def __call__(self, params: Any, batch: Any) -> Any:
+        """Runs the stages on parameters and a batch."""
+        first, *rest = self.stages
+        value = first(params, batch)
+        for stage in rest:
+            value = stage(value)
+        return value
+
+    def __repr__(self) -> str:
+        return "pipeline(\n" + "".join(f"  {one},\n" for one in self._described) + ")"
+
+
+def pipeline(*stages: Stage) -> Pipeline:
+    """Joins stages into one function of parameters and a batch.
+
+    The first stage takes `(params, batch)`, every later one the record that the stage before it returned.
+    Whether the ends meet is decided here, from the annotations of the stages: an input that is a union
+    accepts its members, and a class accepts its subclasses.
+
+        objective = pipeline(score(policy, sampling), cross_entropy())
+
+    Raises:
+        JoinError: two stages do not meet, a stage cannot be called with what it gets, or an annotation is
+            missing; the sentence names the stages and the types.
+    """
+    if not stages:
+        raise JoinError(
+            "pipeline() was given no stage; the first takes (params, batch), for example score(policy, sampling)"
+        )
+    described = [ends(stages[0], arguments=2)]
+    for stage in stages[1:]:
+        before = f"{described[-1].name} returns {show(described[-1].returns)}"
+        described.append(ends(stage, arguments=1, before=before))
+        join(described[-2], described[-1])
+    return Pipeline(stages, tuple(described))
+
+
+def alone(gradient: Any, sums: Sums) -> tuple[Any, Sums]:
+    """The `Reduce` of a single rank: there is nothing to add."""
+    return gradient, sums
+
+
+def accumulate(objective: Objective, *, reduce: Reduce = alone) -> Callable[[Any, Sequence[Any]], tuple[Any, Sums]]:
+    """The gradient of an objective over several micro-batches, exact under any split of the decisions.
+
+    It is the gradient of (sum of totals) / (sum of weights): totals are differentiated one micro-batch at a
+    time, so that one graph is alive at a time, their gradients are added in float32 (float64 for float64
+    parameters), and the sum is divided once, after all micro-batches and ranks. With a summed weight of 0
+    the gradient is exactly 0.
+
+    Args:
+        objective: `(params, batch) -> Sums`, annotated so.
+        reduce: adds gradients and sums over ranks.
+
+    Returns:
+        A function of parameters and a non-empty sequence of micro-batches, returning the gradient, a tree
+        like the parameters, and the undivided `Sums` of everything.
+
+    Raises:
+        JoinError: the objective does not return `Sums`.
+    """
+    _check_objective(objective)
+    derive = value_and_grad(_with_total_first(objective), has_aux=True)
+
+    def gradient_of(params: Any, batches: Sequence[Any]) -> tuple[Any, Sums]:
+        if not batches:
+            raise RecordError("accumulate was given no micro-batch; a step needs at least one")
+        (_, sums), slope = derive(params, batches[0])
+        gradient = [_own(leaf) for leaf in tree.leaves(slope)]
+        for batch in batches[1:]:
+            (_, part), slope = derive(params, batch)
+            torch._foreach_add_(_floating(gradient), _floating(tree.leaves(slope)))
+            sums = add_sums(sums, part)
+        reduced, sums = reduce(tree.unflatten(params, gradient), sums)
+        return _divided(reduced, sums.weight), sums
+
+    return gradient_of
+
+
+def train_step(
+    objective: Objective,
+    optimizer: Optimizer,
+    *,
+    role: str = "actor",
+    reduce: Reduce = alone,
+    prefix: str = "train",
+) -> Callable[[TrainState, Sequence[Any]], tuple[TrainState, Metrics]]:
+    """One update of one role: accumulate, move, report.
+
+    Args:
+        objective: `(params, batch) -> Sums`.
+        optimizer: moves the role's parameters.
+        role: key of `TrainState.params` and `TrainState.optim`; nothing else of them is replaced.
+        reduce: adds gradients and sums over ranks.
+        prefix: family of the metric names.
+
+    Returns:
+        `(state, micro-batches) -> (state, metrics)`. `Counters.optimizer_step` advances by 1. The metrics
+        are the loss, the objective's statistics, and what the optimizer reports.
+
+    Raises:
+        JoinError: the objective does not return `Sums`.
+    """
+    gradient_of = accumulate(objective, reduce=reduce)
+
+    def step(state: TrainState, batches: Sequence[Any]) -> tuple[TrainState, Metrics]:
+        gradient, sums = gradient_of(state.params[role], batches)
+        params, optim, stats = optimizer.apply(gradient, state.optim[role], state.params[role])
+        moved = replace(
+            state,
+            params={**state.params, role: params},
+            optim={**state.optim, role: optim},
+            counters=state.counters.advance_optimizer(),
+        )
+        return moved, finish(sums, stats, prefix=prefix)
+
+    return step
+
+
+def _check_objective(objective: Objective) -> None:
+    returns = ends(objective, arguments=2).returns
+    if not fits(returns, Sums):
+        raise JoinError(
+            f"{stage_name(objective)} returns {show(returns)}, but accumulate takes an objective that returns Sums; "
+            f"end the pipeline with an objective such as cross_entropy() or clipped()"
+        )
+
+
+def _with_total_first(objective: Objective) -> Callable[[Any, Any], tuple[torch.Tensor, Sums]]:
+    def run(params: Any, batch: Any) -> tuple[torch.Tensor, Sums]:
+        sums = objective(params, batch)
+        return sums.total, tree.map(torch.Tensor.detach, sums)
+
+    return run
+
+
+def _own(leaf: Any) -> Any:
+    """A copy to add into: a gradient may share storage with another leaf's or with an argument."""
+    if not (isinstance(leaf, torch.Tensor) and leaf.is_floating_point()):
+        return leaf
+    return leaf.to(torch.promote_types(leaf.dtype, torch.float32), copy=True, memory_format=torch.contiguous_format)
+
+
+def _floating(leaves: Sequence[Any]) -> list[torch.Tensor]:
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+
+
+def _divided(gradient: Any, weight: torch.Tensor) -> Any:
+    leaves = tree.leaves(gradient)
+    # dividing by infinity makes the gradient of nothing exactly 0 without another pass over it
+    divisor = torch.where(weight == 0, torch.inf, weight)
+    divided = iter(torch._foreach_div(_floating(leaves), divisor))
+    return tree.unflatten(gradient, [next(divided) if _floating([leaf]) else leaf for leaf in leaves])

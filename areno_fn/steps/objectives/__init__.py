@@ -1,0 +1,1 @@
+"""Algorithms as arithmetic on numbers per decision: no model, no modality."""

@@ -1,0 +1,79 @@
+"""Scaling by first and second moments (Adam, arXiv 1412.6980)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from areno_fn import tree
+from areno_fn.contracts.optim import Transform
+from areno_fn.contracts.record import record
+
+Leaves = list[torch.Tensor] | tuple[torch.Tensor, ...]
+
+
+@record
+class ScaleByAdamState:
+    """The moments of the gradient.
+
+    Attributes:
+        count: int64 [], updates made.
+        mu: first moment, a tree like the parameters, float32 (float64 for float64 parameters).
+        nu: second moment, the same.
+    """
+
+    count: torch.Tensor
+    mu: Any
+    nu: Any
+
+
+def scale_by_adam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Transform:
+    r"""Divides the mean of past gradients by the root of the mean of their squares.
+
+        m <- b1 m + (1 - b1) g,    n <- b2 n + (1 - b2) g^2
+        u = m / (1 - b1^t) / (sqrt(n / (1 - b2^t)) + eps)
+
+    with t the number of updates, this one included, and eps outside of the root (the paper's algorithm, not
+    its "epsilon hat" variant; `torch.optim.AdamW` does the same).
+    """
+
+    def init(params: Any) -> ScaleByAdamState:
+        return ScaleByAdamState(
+            count=torch.zeros((), dtype=torch.int64, device=tree.leaves(params)[0].device),
+            mu=tree.map(_zeros, params),
+            nu=tree.map(_zeros, params),
+        )
+
+    def update(updates: Any, state: ScaleByAdamState, params: Any) -> tuple[Any, ScaleByAdamState]:
+        del params
+        count = state.count + 1
+        gradient = tree.leaves(updates)
+        mu = torch._foreach_lerp(tree.leaves(state.mu), gradient, 1 - b1)
+        nu = torch._foreach_mul(tree.leaves(state.nu), b2)
+        torch._foreach_addcmul_(nu, gradient, gradient, 1 - b2)
+        scaled = _corrected(mu, nu, _bias(b1, count), _bias(b2, count), eps)
+        return tree.unflatten(updates, scaled), ScaleByAdamState(
+            count=count, mu=tree.unflatten(state.mu, mu), nu=tree.unflatten(state.nu, nu)
+        )
+
+    return Transform(init=init, update=update)
+
+
+def _corrected(mu: Leaves, nu: Leaves, bias_1: torch.Tensor, bias_2: torch.Tensor, eps: float) -> Leaves:
+    """The update mu / bias_1 / (sqrt(nu / bias_2) + eps), in the memory of one copy of the moments."""
+    result = torch._foreach_sqrt(nu)
+    torch._foreach_div_(result, bias_2.sqrt())
+    torch._foreach_add_(result, eps)
+    torch._foreach_mul_(result, bias_1)
+    torch._foreach_reciprocal_(result)
+    torch._foreach_mul_(result, mu)
+    return result
+
+
+def _bias(beta: float, count: torch.Tensor) -> torch.Tensor:
+    return 1 - torch.pow(beta, count.double())
+
+
+def _zeros(leaf: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(leaf, dtype=torch.promote_types(leaf.dtype, torch.float32))

@@ -1,0 +1,57 @@
+"""Clipping by the norm of the whole gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from areno_fn import tree
+from areno_fn.contracts.errors import SpecError
+from areno_fn.contracts.optim import Transform
+from areno_fn.contracts.record import record
+from areno_fn.steps.reduce import wide
+
+
+@record
+class ClipByGlobalNormState:
+    """The norm before clipping, float32 [], kept to be reported."""
+
+    norm: torch.Tensor
+
+    def report(self) -> dict[str, torch.Tensor]:
+        """The norm of the latest gradient."""
+        return {"grad_norm": self.norm}
+
+
+def global_norm(gradient: Any) -> torch.Tensor:
+    """The Euclidean norm of all leaves together, in float32 (float64 for float64 leaves), []."""
+    norms = torch._foreach_norm([wide(leaf) for leaf in tree.leaves(gradient)])
+    total: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return total
+
+
+def clip_by_global_norm(limit: float) -> Transform:
+    """Scales the whole gradient by min(1, limit / (norm + 1e-6)), as `torch.nn.utils.clip_grad_norm_` does.
+
+    The norm is reported as grad_norm. A limit of infinity leaves the gradient as it is and still reports.
+
+    Raises:
+        SpecError: the limit is not above 0.
+    """
+    if not limit > 0:
+        raise SpecError(
+            f"clip_by_global_norm needs a limit above 0, not {limit}; use math.inf to report the norm alone"
+        )
+
+    def init(params: Any) -> ClipByGlobalNormState:
+        return ClipByGlobalNormState(norm=torch.zeros((), device=tree.leaves(params)[0].device))
+
+    def update(updates: Any, state: ClipByGlobalNormState, params: Any) -> tuple[Any, ClipByGlobalNormState]:
+        del state, params
+        norm = global_norm(updates)
+        factor = (limit / (norm + 1e-6)).clamp(max=1.0)
+        scaled = tree.unflatten(updates, torch._foreach_mul(tree.leaves(updates), factor))
+        return scaled, ClipByGlobalNormState(norm=norm.float())
+
+    return Transform(init=init, update=update)
