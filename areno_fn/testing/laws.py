@@ -60,10 +60,10 @@ def exact_under_split(
     *splits: Sequence[Any],
     tolerance: float = 1e-5,
 ) -> None:
-    """The loss of a batch, its gradient and its statistics do not depend on how the batch is split.
+    """The sums of a batch, and their gradient, are those of its parts added up, however it is split.
 
-    Numerators and denominators are added over the parts and divided once; an objective that returns a mean
-    in place of a sum fails on parts of unequal length.
+    Then the quotient that an update follows cannot depend on micro-batches or ranks. An objective that
+    returns a mean in place of a sum fails.
 
     Args:
         objective: `(params, batch) -> Sums`.
@@ -75,15 +75,14 @@ def exact_under_split(
     Raises:
         AssertionError: names what differs and in which split.
     """
-    expected = _reduced(objective, params, [whole])
+    expected = _added(objective, params, [whole])
     for number, parts in enumerate(splits):
-        for (path, a), b in zip(
-            tree.leaves_with_path(expected), tree.leaves(_reduced(objective, params, parts)), strict=True
-        ):
-            error, size = _deviation(b, a)
-            if not error <= tolerance * size:
+        received = _added(objective, params, parts)
+        for name, value in expected.items():
+            error = _deviation(received[name], value)
+            if not error <= tolerance:
                 raise AssertionError(
-                    f"split {number} into {len(parts)} parts changes {path} by {error:.3g} (size {size:.3g}); "
+                    f"split {number} into {len(parts)} parts changes {name} by {error:.3g} of its size; "
                     "an objective returns Sums of a numerator and a denominator and never divides"
                 )
 
@@ -176,9 +175,9 @@ def _copied(value: Any) -> Any:
     return tree.map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, value)
 
 
-def _reduced(objective: Callable[[Any, Any], Sums], params: Any, parts: Sequence[Any]) -> dict[str, Any]:
-    """Loss, gradient, statistics and maxima of several batches: sums first, one division at the end."""
-    total, sums = None, []
+def _added(objective: Callable[[Any, Any], Sums], params: Any, parts: Sequence[Any]) -> dict[str, list[torch.Tensor]]:
+    """Numerator, denominator, gradient, statistics and maxima of several batches, added up without division."""
+    slopes, sums = [], []
     for part in parts:
 
         def of_part(moved: Any, part: Any = part) -> tuple[torch.Tensor, Sums]:
@@ -186,23 +185,28 @@ def _reduced(objective: Callable[[Any, Any], Sums], params: Any, parts: Sequence
             return result.total, result
 
         (_, result), slope = value_and_grad(of_part, has_aux=True)(params)
+        slopes.append([leaf for leaf in tree.leaves(slope) if _is_floating(leaf)])
         sums.append(result)
-        total = slope if total is None else tree.map(torch.add, total, slope)
-    weight = sum(s.weight for s in sums)
-    stats = {name: sum(s.stats[name] for s in sums) for name in sums[0].stats}
     return {
-        "loss": sum(s.total for s in sums) / weight,
-        "weight": weight,
-        "gradient": tree.map(lambda g: g / weight, total),
-        "stats": {name: pair[0] / pair[1] for name, pair in stats.items()},
-        "peaks": {name: torch.stack([s.peaks[name] for s in sums]).max() for name in sums[0].peaks},
+        "total": [_sum([one.total for one in sums])],
+        "weight": [_sum([one.weight for one in sums])],
+        "the gradient": [_sum(list(leaves)) for leaves in zip(*slopes, strict=True)],
+        **{f"stats[{name!r}]": [_sum([one.stats[name] for one in sums])] for name in sums[0].stats},
+        **{f"peaks[{name!r}]": [torch.stack([one.peaks[name] for one in sums]).amax()] for name in sums[0].peaks},
     }
 
 
-def _deviation(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
-    if not b.numel():
-        return 0.0, 0.0
-    return float((a.double() - b.double()).abs().max()), max(float(b.double().abs().max()), 1e-12)
+def _sum(values: list[torch.Tensor]) -> torch.Tensor:
+    return torch.stack([value.double() for value in values]).sum(0)
+
+
+def _deviation(received: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
+    """The largest difference of any element, in units of the largest element (or of 1e-6, if that is larger)."""
+    a, b = (torch.cat([leaf.double().flatten() for leaf in leaves]) for leaves in (received, expected))
+    same = (a == b) | (a.isnan() & b.isnan())
+    difference = torch.where(same, 0.0, (a - b).abs())
+    finite = b[b.isfinite()].abs()
+    return float(difference.amax()) / max(float(finite.amax()) if finite.numel() else 0.0, 1e-6)
 
 
 def _double(value: Any) -> Any:
