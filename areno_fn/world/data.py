@@ -56,7 +56,7 @@ def _row(line: bytes, path: str, number: int) -> Row:
     except msgspec.DecodeError as error:
         raise DataError(f"{path}:{number}: not valid JSON ({error})") from None
     if not isinstance(value, dict):
-        raise DataError(f"{path}:{number}: the line holds a {type(value).__name__}, but a row is a JSON object")
+        raise DataError(f"{path}:{number}: a row must be a JSON object, received {type(value).__name__}")
     row = Row(value, path, number)
     require_schema(row)
     return row

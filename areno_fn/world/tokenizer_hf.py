@@ -73,9 +73,8 @@ def load_hf(path: str, extra_eos: Iterable[int] = ()) -> HFTokenizer:
     try:
         backend = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-        raise CheckpointError(
-            f"{folder}: transformers cannot read this tokenizer ({' '.join(str(error).split())})"
-        ) from error
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise CheckpointError(f"{folder}: transformers cannot read this tokenizer ({reason})") from error
     own = [] if backend.eos_token_id is None else [backend.eos_token_id]
     return HFTokenizer(
         path=str(folder),
