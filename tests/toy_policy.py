@@ -66,8 +66,8 @@ class Attention:
             return torch.randn(*shape, generator=source)
 
         return AttentionParams(
-            embed=normal(self.vocab_size, self.width),
-            place=normal(self.max_positions, self.width),
+            embed=normal(self.vocab_size, self.width) / 2,
+            place=normal(self.max_positions, self.width) / 2,
             qkv=normal(self.width, 3 * self.width) / self.width**0.5,
             head=normal(self.width, self.vocab_size) / self.width**0.5,
         )
@@ -110,3 +110,41 @@ class Attention:
         seen = torch.arange(keys.shape[1]) < lengths[:, None].clamp_min(1)
         mixed = torch.einsum("bc,bcd->bd", scores.masked_fill(~seen, -torch.inf).softmax(-1), values[:, :, 0])
         return self.logits(params, x + mixed), Cache(keys=(keys,), values=(values,), lengths=lengths)
+
+
+@attrs.frozen
+class Watched:
+    """Passes every call on to another policy and notes the sizes of what it was asked for."""
+
+    inner: Bigram | Attention
+    logits_made: list[int] = attrs.field(factory=list)
+    prefilled: list[int] = attrs.field(factory=list)
+    capacities: list[int] = attrs.field(factory=list)
+    decoded: list[int] = attrs.field(factory=list)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.inner.vocab_size
+
+    @property
+    def max_positions(self) -> int:
+        return self.inner.max_positions
+
+    def hidden(self, params, tokens, positions, segments, *, bounds=None):
+        return self.inner.hidden(params, tokens, positions, segments, bounds=bounds)
+
+    def logits(self, params, hidden):
+        logits = self.inner.logits(params, hidden)
+        self.logits_made.append(logits.numel())
+        return logits
+
+    def prefill(self, params, tokens, lengths, capacity):
+        self.prefilled.append(tokens.shape[0])
+        self.capacities.append(capacity)
+        return self.inner.prefill(params, tokens, lengths, capacity)
+
+    def decode(self, params, tokens, cache):
+        self.decoded.append(tokens.shape[0])
+        for leaf in (*cache.keys, *cache.values, cache.lengths):
+            assert leaf.shape[0] == tokens.shape[0]
+        return self.inner.decode(params, tokens, cache)

@@ -73,7 +73,7 @@ def sampler(policy: TokenPolicy, stop: Collection[int]) -> Callable[..., Rollout
         tokens, logp, lengths, finished = (torch.cat(column) for column in zip(*parts, strict=True))
         prompts = tree.map(lambda x: x[owner], prompts)
         return Rollout(
-            prompts=prompts, groups=prompts.ids, ids=names, tokens=tokens, lengths=lengths, logp=logp, finished=finished
+            prompts=prompts, groups=prompts.ids.clone(), ids=names, tokens=tokens, lengths=lengths, logp=logp, finished=finished
         )
 
     return rollout
