@@ -87,7 +87,7 @@ def _bytes(path: Path) -> bytes:
         return path.read_bytes()
     except FileNotFoundError:
         raise SpecError(
-            f"{path}: there is no such file; `python -m areno_fn.spec new FILE.toml` writes one to start from"
+            f"{path}: no such file; `python -m areno_fn.spec new FILE.toml` writes one to start from"
         ) from None
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {_reason(error)}") from None

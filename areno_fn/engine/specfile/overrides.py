@@ -34,9 +34,11 @@ def apply(raw: dict[str, Any], override: str) -> Path:
             f"--set {override}: an override is written address=value, for example --set phases.sft.steps=100"
         )
     try:
-        return _set(raw, root(), address.strip(), text, (), "")
+        path = _set(raw, root(), address.strip(), text, (), "")
     except _Nowhere as error:
         raise SpecError(f"--set {override}: {error}") from None
+    require_plain(raw, f"--set {override}")
+    return path
 
 
 class _Nowhere(Exception):
@@ -44,22 +46,23 @@ class _Nowhere(Exception):
 
 
 def _set(node: Any, info: Type, address: str, text: str, path: Path, where: str) -> Path:
-    key: str | int
-    if isinstance(node, list):
-        key, rest = _item(node, info, address, where)
-    elif isinstance(node, dict):
-        key, rest = _field(node, info, address, where)
-    else:
-        raise _Nowhere(f"{where} is {kind_of(node)} and has nothing inside")
+    key, shown, rest = _next(node, info, address, where)
     inner = child(info, node, key)
     if not rest:
         node[key] = _value(text, inner)
-        require_plain(node[key], f"--set {address}")
         return (*path, key)
     if isinstance(node, dict):
-        _fill(node, info, inner, str(key))
-    inside = f"{where}.{labels(info, node)[key] if isinstance(node, list) else key}".lstrip(".")
-    return _set(node[key], inner, rest, text, (*path, key), inside)
+        _fill(node, info, inner, shown)
+    return _set(node[key], inner, rest, text, (*path, key), f"{where}.{shown}".lstrip("."))
+
+
+def _next(node: Any, info: Type, address: str, where: str) -> tuple[str | int, str, str]:
+    """The first part of an address as a key, as a person says it, and the rest of the address."""
+    if isinstance(node, list):
+        return _item(node, info, address, where)
+    if isinstance(node, dict):
+        return _field(node, info, address, where)
+    raise _Nowhere(f"{where} is {kind_of(node)} and has nothing inside")
 
 
 def _fill(node: dict[str, Any], info: Type, inner: Type, key: str) -> None:
@@ -70,29 +73,31 @@ def _fill(node: dict[str, Any], info: Type, inner: Type, key: str) -> None:
         node[key] = start if start is not NODEFAULT and start is not None else [] if lists else {}
 
 
-def _field(node: dict[str, Any], info: Type, address: str, where: str) -> tuple[str, str]:
+def _field(node: dict[str, Any], info: Type, address: str, where: str) -> tuple[str, str, str]:
+    head, _, rest = address.partition(".")
     known = fields(info, node)
     if not known:  # a free table: its own keys may contain dots
-        longest = max((key for key in node if address == key or address.startswith(key + ".")), key=len, default=None)
-        head = longest if longest else address.partition(".")[0]
-        return head, address[len(head) + 1 :]
-    head, _, rest = address.partition(".")
-    if head not in known:
+        head = max((key for key in node if _leads(key, address)), key=len, default=head)
+        rest = address[len(head) + 1 :]
+    elif head not in known:
         raise _Nowhere(unknown_field(where, head, info, node))
-    return head, rest
+    return head, head, rest
 
 
-def _item(node: list[Any], info: Type, address: str, where: str) -> tuple[int, str]:
+def _item(node: list[Any], info: Type, address: str, where: str) -> tuple[int, str, str]:
     names = labels(info, node)
-    indices = {str(index): index for index in range(len(node))}
-    known = indices | {name: index for index, name in enumerate(names)}
-    matching = [name for name in known if address == name or address.startswith(name + ".")]
+    known = {str(index): index for index in range(len(node))} | {name: index for index, name in enumerate(names)}
+    matching = [name for name in known if _leads(name, address)]
     if not matching:
         head = address.partition(".")[0]
         has = f"its items are {', '.join(names)}" if names else "it is empty"
         raise _Nowhere(f"{where} has no item {head!r}; {suggestion(head, names) or has}")
     name = max(matching, key=len)
-    return known[name], address[len(name) + 1 :]
+    return known[name], names[known[name]], address[len(name) + 1 :]
+
+
+def _leads(name: str, address: str) -> bool:
+    return address == name or address.startswith(name + ".")
 
 
 def _value(text: str, info: Type) -> Any:

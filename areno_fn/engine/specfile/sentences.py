@@ -57,12 +57,12 @@ def explain(message: str, raw: Any, suffix: str) -> tuple[Path, str]:
 def unknown_field(where: str, name: str, info: Type, raw: Any) -> str:
     """A table has no such field: the closest one, or the table that has it, or all there are."""
     known = fields(info, raw)
-    return f"{where or 'the specification'} has no field {name!r}; {suggestion(name, known) or _home(name) or _listing(known)}"
+    return f"{where or 'the specification'} has no field {name!r}; {_home(name) or suggestion(name, known) or _listing(known)}"
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
     """`the nearest is 'x'`, or nothing when none is near."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"the nearest is {near[0]!r}" if near else ""
 
 
