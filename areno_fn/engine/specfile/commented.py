@@ -42,7 +42,7 @@ def _table(value: Struct, info: Type, path: str, told: set[type]) -> Iterator[st
         if _is_table(item):
             inner.append(_inner(item, field.type, where, words, told))
         elif item is None:
-            inner.append(iter(["", f"# [{where}]  # {words}"]))
+            inner.append(iter(["", f"#[{where}]  # {words}"]))
         else:
             yield _setting(field, item, words)
     for lines in inner:
