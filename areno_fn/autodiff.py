@@ -62,7 +62,9 @@ def _pull(
     if torch.compiler.is_compiling():
         # the graph frees what is dead, so keeping the backward alive costs nothing here; and Dynamo numbers the
         # nesting of transforms when it traces `remat`, which holds only while the outer transform is still open
-        gradient, out = torch.func.grad_and_value(of_moving, argnums=tuple(range(len(values))), has_aux=has_aux)(*values)
+        gradient, out = torch.func.grad_and_value(of_moving, argnums=tuple(range(len(values))), has_aux=has_aux)(
+            *values
+        )
         return (*out, gradient) if has_aux else (out, None, gradient)
     value, pull, *aux = torch.func.vjp(of_moving, *values, has_aux=has_aux)
     if value.ndim:
@@ -108,7 +110,9 @@ def custom_vjp(
 
         @staticmethod
         def backward(ctx: Any, *cotangents: Any) -> Any:
-            raise RuntimeError("custom_vjp is differentiable once; write the backward of the backward as a second custom_vjp")
+            raise RuntimeError(
+                "custom_vjp is differentiable once; write the backward of the backward as a second custom_vjp"
+            )
 
     class Forward(torch.autograd.Function):
         @staticmethod
@@ -172,7 +176,9 @@ class _Plan(NamedTuple):
             inputs[i] = tensor
         result = backward(tuple(tensors[:first]), tuple(inputs), tuple(tensors[after:]))
         if len(result) != len(inputs):
-            raise ValueError(f"the backward of a custom_vjp must return {len(inputs)} cotangents, received {len(result)}")
+            raise ValueError(
+                f"the backward of a custom_vjp must return {len(inputs)} cotangents, received {len(result)}"
+            )
         # a Function cannot return None under torch.func: an absent cotangent travels as zeros
         return tuple(torch.zeros_like(inputs[i]) if result[i] is None else result[i] for i in self.moving)
 
@@ -215,7 +221,7 @@ def _recompute(cotangents: tuple[Any, ...], inputs: tuple[Any, ...], outputs: tu
         answered[:] = [i for i, x in enumerate(results) if _is_inexact(x)]
         return tuple(results[i] for i in answered)
 
-    _, pull = torch.func.vjp(of_moving, *(leaves[i] for i in moving))
+    pull = torch.func.vjp(of_moving, *(leaves[i] for i in moving))[1]
     pulled = pull(tuple(cotangents[i] for i in answered), retain_graph=False, create_graph=False)
     result: list[Any] = [None] * len(inputs)
     for i, cotangent in zip(moving, pulled, strict=True):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from areno_fn.contracts.errors import KernelError
@@ -21,8 +25,41 @@ def backend(kernel: str, *tensors: torch.Tensor) -> str:
         if tensor.device != device:
             raise KernelError(f"{kernel}: all tensors must lie on one device, received {device} and {tensor.device}")
     if device.type not in BACKENDS:
-        raise KernelError(f"{kernel} has no implementation for device {device}; it has {' and '.join(BACKENDS)}")
+        raise KernelError(
+            f"{kernel} has no implementation for device {device}; it has one for {' and '.join(BACKENDS)}"
+        )
     return BACKENDS[device.type]
+
+
+def implementation(
+    kernel: str, part: str, signature: str, reference: Callable[..., Any], like: Callable[..., Any]
+) -> Callable[..., Any]:
+    """One part of a kernel, its forward or its backward, on any device it is implemented for.
+
+    On the GPU this is the function `part` of `areno_fn/kernels/<kernel>/triton.py`, imported when it is first
+    needed. While a graph is traced it is called through an operator of that name, so that the tracer
+    sees one node with known outputs instead of pointers that do not exist yet.
+
+    Args:
+        kernel: name of the folder.
+        part: name of the function in `triton.py`.
+        signature: its signature in torch's schema language, such as `(Tensor x, float eps) -> Tensor`.
+        reference: the same function on the CPU.
+        like: the same function again, returning uninitialised results of the right shape, dtype and strides.
+    """
+
+    def on_gpu(*args: Any) -> Any:
+        return getattr(importlib.import_module(f"areno_fn.kernels.{kernel}.triton"), part)(*args)
+
+    operator = torch.library.custom_op(f"areno_fn::{kernel}_{part}", on_gpu, mutates_args=(), schema=signature)
+    operator.register_fake(like)
+
+    def run(*args: Any) -> Any:
+        if backend(kernel, *(x for x in args if isinstance(x, torch.Tensor))) == "reference":
+            return reference(*args)
+        return operator(*args) if torch.compiler.is_compiling() else on_gpu(*args)
+
+    return run
 
 
 def require(condition: bool, kernel: str, wanted: str, *received: torch.Tensor) -> None:

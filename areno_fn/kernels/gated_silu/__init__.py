@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from areno_fn.autodiff import custom_vjp
-from areno_fn.kernels.backend import backend, require
+from areno_fn.kernels.backend import implementation, require
 from areno_fn.kernels.gated_silu import reference
 
 __all__ = ["gated_silu"]
@@ -35,21 +35,23 @@ def gated_silu(gate_up: torch.Tensor) -> torch.Tensor:
     return _gated_silu(gate_up)
 
 
-def _forward(gate_up: torch.Tensor) -> torch.Tensor:
-    if backend("gated_silu", gate_up) == "reference":
-        return reference.forward(gate_up)
-    from areno_fn.kernels.gated_silu import triton
-
-    return triton.forward(gate_up)
-
-
-def _backward(cotangents: tuple[Any, ...], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+def _pull(cotangents: tuple[Any, ...], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
     del outputs
-    if backend("gated_silu", *cotangents, *inputs) == "reference":
-        return (reference.backward(*cotangents, *inputs),)
-    from areno_fn.kernels.gated_silu import triton
-
-    return (triton.backward(*cotangents, *inputs),)
+    return (_backward(*cotangents, *inputs),)
 
 
-_gated_silu = custom_vjp(_forward, _backward)
+_forward = implementation(
+    "gated_silu",
+    "forward",
+    "(Tensor gate_up) -> Tensor",
+    reference.forward,
+    lambda gate_up: gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2),
+)
+_backward = implementation(
+    "gated_silu",
+    "backward",
+    "(Tensor dy, Tensor gate_up) -> Tensor",
+    reference.backward,
+    lambda dy, gate_up: gate_up.new_empty(gate_up.shape),
+)
+_gated_silu = custom_vjp(_forward, _pull, keep_outputs=False)

@@ -6,13 +6,13 @@ import torch
 
 
 def forward(gate_up: torch.Tensor) -> torch.Tensor:
-    """y [..., I] = silu(gate) * up."""
+    """The product silu(gate) * up, [..., I]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return torch.nn.functional.silu(gate) * up
 
 
 def backward(dy: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
-    """d(gate_up): s = sigmoid(gate), dgate = dy up s (1 + gate (1 - s)), dup = dy gate s."""
+    """The cotangent of gate_up: s = sigmoid(gate), dgate = dy up s (1 + gate (1 - s)), dup = dy gate s."""
     gate, up = (gate_up if gate_up.dtype == torch.float64 else gate_up.float()).chunk(2, dim=-1)
     dy = dy.to(gate.dtype)
     s = torch.sigmoid(gate)

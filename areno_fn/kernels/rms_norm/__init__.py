@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from areno_fn.autodiff import custom_vjp
-from areno_fn.kernels.backend import backend, require
+from areno_fn.kernels.backend import implementation, require
 from areno_fn.kernels.rms_norm import reference
 
 __all__ = ["rms_norm"]
@@ -34,26 +34,30 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, zero_centred:
 
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", NeurIPS 2019, equation 4.
     """
-    fits = x.ndim > 0 and x.shape[-1] > 0 and weight.shape == x.shape[-1:] and x.is_floating_point() and weight.is_floating_point()
+    fits = x.ndim > 0 and x.shape[-1] > 0 and weight.shape == x.shape[-1:]
+    fits = fits and x.is_floating_point() and weight.is_floating_point()
     require(fits, "rms_norm", "x must be floating [..., D] with D > 0 and weight floating [D]", x, weight)
     return _rms_norm(x, weight, eps, zero_centred)
 
 
-def _forward(x: torch.Tensor, weight: torch.Tensor, eps: float, zero_centred: bool) -> torch.Tensor:
-    if backend("rms_norm", x, weight) == "reference":
-        return reference.forward(x, weight, eps, zero_centred)
-    from areno_fn.kernels.rms_norm import triton
-
-    return triton.forward(x, weight, eps, zero_centred)
-
-
-def _backward(cotangents: tuple[Any, ...], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+def _pull(cotangents: tuple[Any, ...], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
     del outputs
-    if backend("rms_norm", *cotangents, *inputs[:2]) == "reference":
-        return (*reference.backward(*cotangents, *inputs), None, None)
-    from areno_fn.kernels.rms_norm import triton
-
-    return (*triton.backward(*cotangents, *inputs), None, None)
+    dx, dweight = _backward(*cotangents, *inputs)
+    return dx, dweight, None, None
 
 
-_rms_norm = custom_vjp(_forward, _backward)
+_forward = implementation(
+    "rms_norm",
+    "forward",
+    "(Tensor x, Tensor weight, float eps, bool zero_centred) -> Tensor",
+    reference.forward,
+    lambda x, weight, eps, zero_centred: x.new_empty(x.shape),
+)
+_backward = implementation(
+    "rms_norm",
+    "backward",
+    "(Tensor dy, Tensor x, Tensor weight, float eps, bool zero_centred) -> (Tensor, Tensor)",
+    reference.backward,
+    lambda dy, x, weight, eps, zero_centred: (x.new_empty(x.shape), weight.new_empty(weight.shape)),
+)
+_rms_norm = custom_vjp(_forward, _pull, keep_outputs=False)

@@ -6,7 +6,7 @@ import torch
 
 
 def forward(x: torch.Tensor, weight: torch.Tensor, eps: float, zero_centred: bool) -> torch.Tensor:
-    """y [..., D] in the dtype of x."""
+    """The scaled rows, [..., D] in the dtype of x."""
     wide = _wide(x)
     normal = wide * _reciprocal(wide, eps)
     if zero_centred:
@@ -17,7 +17,7 @@ def forward(x: torch.Tensor, weight: torch.Tensor, eps: float, zero_centred: boo
 def backward(
     dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float, zero_centred: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """dx like x, dweight like weight: n = x r, g = dy w, dx = r (g - n mean(g n)), dw = sum over rows of dy n."""
+    """Cotangents dx and dw: n = x r, g = dy w, dx = r (g - n mean(g n)), dw = sum of dy n over rows."""
     wide = _wide(x)
     reciprocal = _reciprocal(wide, eps)
     normal = wide * reciprocal

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from areno_fn.autodiff import custom_vjp
-from areno_fn.kernels.backend import backend, require
+from areno_fn.kernels.backend import implementation, require
 from areno_fn.kernels.rotary import reference
 
 __all__ = ["rotary"]
@@ -34,29 +34,34 @@ def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021, equation 34, with the
     channel pairs of GPT-NeoX.
     """
-    fits = x.ndim >= 2 and x.shape[-1] > 0 and x.shape[-1] % 2 == 0 and x.is_floating_point() and cos.is_floating_point()
-    fits = fits and cos.shape == sin.shape == (*x.shape[:-2], x.shape[-1] // 2) and cos.dtype == sin.dtype
-    wanted = "x must be floating [..., heads, head_dim] with an even head_dim > 0 and cos and sin floating [..., head_dim / 2]"
+    fits = x.ndim >= 2 and x.shape[-1] > 0 and x.shape[-1] % 2 == 0
+    fits = fits and cos.shape == sin.shape == (*x.shape[:-2], x.shape[-1] // 2)
+    fits = fits and x.is_floating_point() and cos.is_floating_point() and sin.is_floating_point()
+    wanted = (
+        "x must be floating [..., heads, head_dim], head_dim even and > 0, cos and sin floating [..., head_dim / 2]"
+    )
     require(fits, "rotary", wanted, x, cos, sin)
     return _rotary(x, cos, sin)
 
 
-def _forward(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    if backend("rotary", x, cos, sin) == "reference":
-        return reference.forward(x, cos, sin)
-    from areno_fn.kernels.rotary import triton
-
-    return triton.forward(x, cos, sin)
-
-
-def _backward(cotangents: tuple[Any, ...], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+def _pull(cotangents: tuple[Any, ...], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
     del outputs
     _, cos, sin = inputs
-    if backend("rotary", *cotangents, cos, sin) == "reference":
-        return reference.backward(*cotangents, cos, sin), None, None
-    from areno_fn.kernels.rotary import triton
-
-    return triton.backward(*cotangents, cos, sin), None, None
+    return _backward(*cotangents, cos, sin), None, None
 
 
-_rotary = custom_vjp(_forward, _backward)
+_forward = implementation(
+    "rotary",
+    "forward",
+    "(Tensor x, Tensor cos, Tensor sin) -> Tensor",
+    reference.forward,
+    lambda x, cos, sin: x.new_empty(x.shape),
+)
+_backward = implementation(
+    "rotary",
+    "backward",
+    "(Tensor dy, Tensor cos, Tensor sin) -> Tensor",
+    reference.backward,
+    lambda dy, cos, sin: dy.new_empty(dy.shape),
+)
+_rotary = custom_vjp(_forward, _pull, drop_inputs=(0,), keep_outputs=False)

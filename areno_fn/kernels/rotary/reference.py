@@ -6,12 +6,12 @@ import torch
 
 
 def forward(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """y like x: (x1 cos - x2 sin, x2 cos + x1 sin)."""
+    """The rotated heads, like x: (x1 cos - x2 sin, x2 cos + x1 sin)."""
     cos, sin = cos.to(x.dtype).unsqueeze(-2), sin.to(x.dtype).unsqueeze(-2)
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
 def backward(dy: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """dx like dy: the rotation by the opposite angle."""
+    """The cotangent of x, like dy: the rotation by the opposite angle."""
     return forward(dy, cos, -sin)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from areno_fn.autodiff import custom_vjp
-from areno_fn.kernels.backend import backend, require
+from areno_fn.kernels.backend import implementation, require
 from areno_fn.kernels.token_logp import reference
 
 __all__ = ["token_logp"]
@@ -41,22 +41,29 @@ def token_logp(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tenso
     return logp, entropy
 
 
-def _forward(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    if backend("token_logp", logits, targets) == "reference":
-        return reference.forward(logits, targets)
-    from areno_fn.kernels.token_logp import triton
-
-    return triton.forward(logits, targets)
-
-
-def _backward(cotangents: tuple[Any, ...], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+def _pull(cotangents: tuple[Any, ...], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
     dlogp, _, _, _ = cotangents
     _, _, peak, log_sum = outputs
-    if backend("token_logp", dlogp, *inputs) == "reference":
-        return reference.backward(dlogp, *inputs, peak, log_sum), None
-    from areno_fn.kernels.token_logp import triton
-
-    return triton.backward(dlogp, *inputs, peak, log_sum), None
+    return _backward(dlogp, *inputs, peak, log_sum), None
 
 
-_token_logp = custom_vjp(_forward, _backward, constant_outputs=(1, 2, 3))
+def _rows_like(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    return tuple(logits.new_empty(targets.shape, dtype=dtype) for _ in range(4))
+
+
+_forward = implementation(
+    "token_logp",
+    "forward",
+    "(Tensor logits, Tensor targets) -> (Tensor, Tensor, Tensor, Tensor)",
+    reference.forward,
+    _rows_like,
+)
+_backward = implementation(
+    "token_logp",
+    "backward",
+    "(Tensor dlogp, Tensor logits, Tensor targets, Tensor peak, Tensor log_sum) -> Tensor",
+    reference.backward,
+    lambda dlogp, logits, targets, peak, log_sum: logits.new_empty(logits.shape),
+)
+_token_logp = custom_vjp(_forward, _pull, constant_outputs=(1, 2, 3))

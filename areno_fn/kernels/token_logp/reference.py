@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 
 
-def forward(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """logp, entropy, and what the backward needs: the largest logit m and log(sum(exp(logit - m))), all [M].
+def forward(
+    logits: torch.Tensor, targets: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Logp, entropy, and what the backward needs: the largest logit m and log(sum(exp(logit - m))), all [M].
 
     Keeping m and the logarithm apart costs no accuracy when logits are large; their sum would.
     """
@@ -25,7 +27,7 @@ def forward(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, 
 def backward(
     dlogp: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor, peak: torch.Tensor, log_sum: torch.Tensor
 ) -> torch.Tensor:
-    """dlogits [M, V] like logits: dlogp (1[j = target] - p_j), 0 where a logit is -inf."""
+    """The cotangent of the logits, [M, V]: dlogp (1[j = target] - p_j), 0 where a logit is -inf."""
     wide = _wide(logits)
     dlogits = (wide - peak.unsqueeze(-1) - log_sum.unsqueeze(-1)).exp() * -dlogp.unsqueeze(-1)
     dlogits.scatter_add_(-1, targets.unsqueeze(-1), dlogp.unsqueeze(-1))
