@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from areno_fn import tree
 from areno_fn.contracts.batch import Prompts, Rollout
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.spec import Sampling
+from areno_fn.models import FAMILIES
 from areno_fn.steps.token.experience import experience
 from areno_fn.steps.token.rollout import sampler
 from areno_fn.steps.token.score import act
@@ -100,10 +102,41 @@ def test_training_recomputes_what_the_rollout_recorded(
     assert decisions == int(drawn.lengths.sum())
 
 
-@pytest.mark.parametrize("policy", [BIGRAM, ATTENTION], ids=["bigram", "attention"])
-def test_the_public_law_holds(policy: Any) -> None:
+def tiny(family: str, **fields: Any) -> tuple[Any, Any]:
+    sizes = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    made = FAMILIES[family]
+    config = made.config_from_hf({"model_type": family, **sizes, **heads, "initializer_range": 0.3, **fields})
+    return made.policy(config), made.init(config, Key.of(3))
+
+
+POLICIES: dict[str, Callable[[], tuple[Any, Any]]] = {
+    "bigram": lambda: (BIGRAM, BIGRAM.init()),
+    "attention": lambda: (ATTENTION, ATTENTION.init()),
+    "llama": lambda: tiny("llama", tie_word_embeddings=False, rope_theta=10000.0),
+    "qwen3": lambda: tiny("qwen3", tie_word_embeddings=True, attention_bias=True, rope_theta=10000.0),
+}
+SAMPLINGS = {
+    "plain": Sampling(max_tokens=8),
+    "truncated": Sampling(max_tokens=8, temperature=0.7, top_k=30, top_p=0.95, min_p=0.01),
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("kind", SAMPLINGS)
+def test_training_recomputes_the_rollout_of_every_model(name: str, kind: str) -> None:
+    policy, params = POLICIES[name]()
+    source = torch.Generator().manual_seed(0)
     prompts = Prompts(
-        tokens=torch.tensor([[1, 2, 3], [4, 9, 9]]), lengths=torch.tensor([3, 1]), ids=torch.tensor([5, 2])
+        tokens=torch.randint(0, policy.vocab_size, (5, 7), generator=source),
+        lengths=torch.tensor([7, 1, 3, 5, 2]),
+        ids=torch.tensor([5, 2, 90, 11, 4]),
     )
-    sampling = Sampling(max_tokens=8, temperature=0.7, top_k=9, top_p=0.95, min_p=0.01)
-    laws.rollout_matches_training(policy, policy.init(), prompts, Key.of(1), sampling, stop=(0, 3), samples=4)
+    sampling = SAMPLINGS[kind]
+    drawn = laws.rollout_matches_training(policy, params, prompts, Key.of(1), sampling, stop=(0, 3, 7), samples=4)
+    assert drawn.lengths.unique().shape[0] > 2
+    again = sampler(policy, (0, 3, 7))(params, prompts, Key.of(1), sampling, samples=4, max_rows=3)
+    assert torch.equal(again.tokens, drawn.tokens)
+    for budget in (1, 30, 80):
+        for batch in experience(drawn, torch.zeros(20), micro_tokens=budget):
+            torch.testing.assert_close(act(policy, sampling)(params, batch).logp, batch.old, rtol=0, atol=1e-5)
