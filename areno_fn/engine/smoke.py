@@ -1,0 +1,47 @@
+"""One small call of every kernel, forward and backward, to see whether it runs on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from areno_fn.autodiff import value_and_grad
+from areno_fn.kernels.gated_silu import gated_silu
+from areno_fn.kernels.rms_norm import rms_norm
+from areno_fn.kernels.rotary import rotary
+from areno_fn.kernels.token_logp import token_logp
+
+_ROWS, _SIZE = 3, 32
+
+
+def _angles(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    angles = torch.linspace(0, 3, _ROWS * _SIZE // 2, dtype=x.dtype, device=x.device).reshape(_ROWS, -1)
+    return angles.cos(), angles.sin()
+
+
+SMOKE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "rms_norm": lambda x: rms_norm(x, x[0].detach() + 2, 1e-6),
+    "gated_silu": gated_silu,
+    "rotary": lambda x: rotary(x.reshape(_ROWS, 1, _SIZE), *_angles(x)),
+    "token_logp": lambda x: token_logp(x, torch.arange(_ROWS, device=x.device))[0],
+}
+"""A call of each kernel on an input of [3, 32]."""
+
+
+def largest_error(kernel: str, device: torch.device) -> float:
+    """The largest difference of a kernel's outputs and gradients in float32 on `device` from float64 on the CPU."""
+    exact, on_device = _run(kernel, torch.float64, torch.device("cpu")), _run(kernel, torch.float32, device)
+    return max(float((a - b.cpu().double()).abs().max()) for a, b in zip(exact, on_device, strict=True))
+
+
+def _run(kernel: str, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weighted sum of what a kernel returns, and its gradient; unequal weights let no error cancel."""
+    x = torch.linspace(-2, 2, _ROWS * _SIZE, dtype=dtype, device=device).reshape(_ROWS, _SIZE)
+
+    def total(x: torch.Tensor) -> torch.Tensor:
+        y = SMOKE[kernel](x)
+        return (y * torch.linspace(1, 2, y.numel(), dtype=dtype, device=device).reshape(y.shape)).sum()
+
+    value, gradient = value_and_grad(total)(x)
+    return value, gradient
