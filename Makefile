@@ -40,7 +40,7 @@ $(STAMP): pyproject.toml constraints/cpu.txt
 	@test -n "$(filter $(TORCH),pinned installed)" || { echo "TORCH is 'pinned' or 'installed', received '$(TORCH)'" >&2; exit 1; }
 	@echo "Setting up $(VENV) (once; a few minutes where torch must be downloaded)"
 	@$(PYTHON) -m venv $(VENV_FLAGS_$(TORCH)) $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input $(PIP_FLAGS_$(TORCH)) -e '.[test]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input $(PIP_FLAGS_$(TORCH)) -e '.[test]'
 	@rm -f $(VENV)/.installed-*
 	@echo $(TORCH) > $(VENV)/.torch
 	@touch $@
