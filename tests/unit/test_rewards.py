@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -177,7 +178,7 @@ def test_what_a_reward_may_return(returned: Any) -> None:
 
 
 def test_rows_and_completions_are_the_rewards_own_copies() -> None:
-    rows, texts = [Row(dict(row), row.file, row.line) for row in ROWS], list(TEXTS)
+    rows, texts = [Row(copy.deepcopy(dict(row)), row.file, row.line) for row in ROWS], list(TEXTS)
 
     def vandal(rows: list[dict[str, Any]], completions: list[str]) -> list[float]:
         rows[0]["answer"] = "?"
