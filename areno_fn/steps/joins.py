@@ -38,7 +38,7 @@ class Ends:
         return f"{self.name}: {taken if len(self.takes) == 1 else f'({taken})'} -> {show(self.returns)}"
 
 
-def ends(stage: Stage, *, arguments: int, before: str = "") -> Ends:
+def ends(stage: Any, *, arguments: int, before: str = "") -> Ends:
     """Reads the annotations of a stage that is called with so many positional arguments.
 
     Args:
