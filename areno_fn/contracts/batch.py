@@ -38,6 +38,8 @@ class PackedTokens:
         index: int64 [M], places in the stream.
         targets: int64 [M], the tokens chosen there.
         weight: float32 [M], what each decision counts for (1 for a response token).
+        kept: int64 [M], how many tokens each decision was drawn among, when its distribution was truncated; None
+            when nothing was cut off.
         documents: number of documents.
         longest: length of the longest document.
     """
@@ -48,12 +50,13 @@ class PackedTokens:
     index: torch.Tensor
     targets: torch.Tensor
     weight: torch.Tensor
+    kept: torch.Tensor | None = None
     documents: int = static()
     longest: int = static()
 
     def __check__(self) -> None:
         _same_length(self, "tokens", "positions", "segments")
-        _same_length(self, "index", "targets", "weight")
+        _same_length(self, "index", "targets", "weight", *(() if self.kept is None else ("kept",)))
 
 
 @record
@@ -113,6 +116,8 @@ class Rollout:
         lengths: int64 [B], drawn tokens per row, at least 1.
         logp: float32 [B, T], log-probability of each drawn token under the distribution it was drawn from; 0 past the length.
         finished: bool [B], a stop token was drawn (False: cut off by the length limit).
+        kept: int64 [B, T], how many tokens each one was drawn among, 1 past the length; None when the sampling
+            distribution was not truncated.
     """
 
     prompts: Prompts
@@ -122,11 +127,18 @@ class Rollout:
     lengths: torch.Tensor
     logp: torch.Tensor
     finished: torch.Tensor
+    kept: torch.Tensor | None = None
 
     def __check__(self) -> None:
         _same_length(self, "groups", "ids", "tokens", "lengths", "logp", "finished")
+        if self.kept is not None and self.kept.shape != self.tokens.shape:
+            raise RecordError(
+                f"Rollout.kept has shape {tuple(self.kept.shape)}, but tokens has {tuple(self.tokens.shape)}"
+            )
         if self.tokens.shape != self.logp.shape:
-            raise RecordError(f"Rollout.logp has shape {tuple(self.logp.shape)}, but tokens has {tuple(self.tokens.shape)}")
+            raise RecordError(
+                f"Rollout.logp has shape {tuple(self.logp.shape)}, but tokens has {tuple(self.tokens.shape)}"
+            )
 
 
 @record

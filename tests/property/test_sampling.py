@@ -46,8 +46,9 @@ def by_sets(logits: list[float], sampling: Sampling, require: Callable[[bool], o
 @given(rows_of_logits, samplings)
 def test_truncation_keeps_the_defined_set(logits: list[float], sampling: Sampling) -> None:
     wanted = by_sets(logits, sampling)
-    out = truncate(torch.tensor([logits]), sampling)[0]
-    assert out.isfinite().nonzero().flatten().tolist() == sorted(wanted)
+    out, count = truncate(torch.tensor([logits]), sampling)
+    assert out[0].isfinite().nonzero().flatten().tolist() == sorted(wanted)
+    assert count is None or count.tolist() == [len(wanted)]
 
 
 @given(rows_of_logits, samplings)
@@ -66,9 +67,9 @@ def test_a_token_of_the_set_is_scored_as_if_nothing_were_added(
     logits: list[float], sampling: Sampling, data: st.DataObject
 ) -> None:
     row = torch.tensor([logits])
-    free = truncate(row, sampling)
+    free = truncate(row, sampling).logits
     inside = data.draw(st.sampled_from(free[0].isfinite().nonzero().flatten().tolist()))
-    assert torch.equal(truncate(row, sampling, keep=torch.tensor([inside])), free)
+    assert torch.equal(truncate(row, sampling, keep=torch.tensor([inside])).logits, free)
 
 
 @given(st.integers(1, 12), strategies.keys(), samplings, st.data())
@@ -79,9 +80,9 @@ def test_a_draw_is_a_function_of_key_id_and_position(
     logits = torch.randn(rows, 13, generator=source)
     ids = torch.randint(-(2**40), 2**40, (rows,), generator=source)
     positions = torch.randint(0, 5000, (rows,), generator=source)
-    tokens, logp = draw(logits, sampling, key, ids, positions)
+    tokens, logp, _ = draw(logits, sampling, key, ids, positions)
     chosen = torch.tensor(data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=20)))
-    again, again_logp = draw(logits[chosen], sampling, key, ids[chosen], positions[chosen])
+    again, again_logp, _ = draw(logits[chosen], sampling, key, ids[chosen], positions[chosen])
     assert torch.equal(again, tokens[chosen])
     assert torch.equal(again_logp, logp[chosen])
 
@@ -90,7 +91,7 @@ def test_a_draw_is_a_function_of_key_id_and_position(
 def test_what_is_drawn_has_the_recorded_probability(logits: list[float], key: Key, sampling: Sampling) -> None:
     wanted = by_sets(logits, sampling)
     ids = torch.arange(30)
-    tokens, logp = draw(torch.tensor([logits]).expand(30, -1), sampling, key, ids, ids * 7)
+    tokens, logp, _ = draw(torch.tensor([logits]).expand(30, -1), sampling, key, ids, ids * 7)
     exact = torch.tensor([math.log(wanted[int(i)]) for i in tokens], dtype=torch.float64)
     torch.testing.assert_close(logp.double(), exact, rtol=1e-6, atol=2e-6)
 
@@ -111,7 +112,7 @@ def test_draws_follow_the_distribution_over_ids_and_over_positions() -> None:
     for sampling in (Sampling(), Sampling(temperature=0.6, top_k=5), Sampling(top_p=0.8), Sampling(min_p=0.35)):
         wanted = by_sets(logits.tolist(), sampling, require=bool)
         for ids, positions in ((along, fixed), (fixed + 11, along)):
-            tokens, _ = draw(logits.expand(many, -1), sampling, Key.of(20), ids, positions)
+            tokens, *_ = draw(logits.expand(many, -1), sampling, Key.of(20), ids, positions)
             counts = tokens.bincount(minlength=7)
             assert {i for i in range(7) if counts[i]} == set(wanted)
             inside = sorted(wanted)
@@ -122,15 +123,15 @@ def test_draws_follow_the_distribution_over_ids_and_over_positions() -> None:
 def test_draws_at_neighbouring_coordinates_are_independent() -> None:
     many, size = 40_000, 5
     logits, sampling, along = torch.zeros(many, size), Sampling(), torch.arange(many)
-    here, _ = draw(logits, sampling, Key.of(8), along, along * 0)
+    here, *_ = draw(logits, sampling, Key.of(8), along, along * 0)
     for ids, positions in ((along + 1, along * 0), (along, along * 0 + 1)):
-        there, _ = draw(logits, sampling, Key.of(8), ids, positions)
+        there, *_ = draw(logits, sampling, Key.of(8), ids, positions)
         pairs = (here * size + there).bincount(minlength=size * size)
         assert chi_square(pairs, torch.full((size * size,), 1 / size**2)) < CRITICAL[24]
 
 
 def test_other_keys_draw_otherwise() -> None:
     logits, ids = torch.zeros(64, 50), torch.arange(64)
-    first, _ = draw(logits, Sampling(), Key.of(0), ids, ids)
-    second, _ = draw(logits, Sampling(), Key.of(1), ids, ids)
+    first, *_ = draw(logits, Sampling(), Key.of(0), ids, ids)
+    second, *_ = draw(logits, Sampling(), Key.of(1), ids, ids)
     assert int((first == second).sum()) < 10

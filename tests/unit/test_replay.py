@@ -16,6 +16,7 @@ from areno_fn.autodiff import value_and_grad
 from areno_fn.contracts.batch import Experience, Prompts, Rollout
 from areno_fn.contracts.errors import DataError, RecordError
 from areno_fn.contracts.key import Key
+from areno_fn.contracts.record import replace
 from areno_fn.contracts.spec import Sampling
 from areno_fn.steps.token.experience import experience, minibatches, with_reference
 from areno_fn.steps.token.rollout import sampler
@@ -119,6 +120,22 @@ def _gradient(batch: Experience) -> Any:
         return -((actions.logp - actions.old).exp() * actions.advantage * actions.weight).sum()
 
     return value_and_grad(loss)(PARAMS)[1]
+
+
+def test_how_many_tokens_a_decision_was_drawn_among_is_kept() -> None:
+    rollout = drawn()
+    assert rollout.kept is not None
+    found, wanted = [], []
+    for batch in experience(rollout, torch.arange(12.0), micro_tokens=30):
+        assert batch.packed.kept is not None
+        rows = zip(batch.advantage.tolist(), batch.packed.kept.tolist(), strict=True)
+        found += [(int(row), kept) for row, kept in rows]
+    for row, length in enumerate(rollout.lengths.tolist()):
+        wanted += [(row, kept) for kept in rollout.kept[row, :length].tolist()]
+    assert sorted(found) == sorted(wanted)
+    assert len({kept for _, kept in wanted}) > 3
+    with pytest.raises(RecordError, match=r"Rollout.kept has shape \(12, 1\), but tokens has \(12, 6\)"):
+        replace(rollout, kept=rollout.kept[:, :1])
 
 
 def test_a_rollout_is_drawn_again_bit_for_bit() -> None:

@@ -67,9 +67,12 @@ def test_R1_the_recorded_number_is_that_of_the_token_drawn(sampling: Sampling) -
             token = int(out.tokens[row, t])
             weights = _distribution(params.table[before].tolist(), sampling)
             assert float(out.logp[row, t]) == pytest.approx(weights[token], abs=2e-6)
+            assert out.kept is None or int(out.kept[row, t]) == len(weights)
             before, seen = token, seen + 1
     assert seen == int(out.lengths.sum()) > 80
     past = torch.arange(7) >= out.lengths[:, None]
+    assert (out.kept is None) == (sampling.top_k == 0)
+    assert out.kept is None or bool((out.kept[past] == 1).all())
     assert bool((out.logp[past] == 0).all()) and bool((out.tokens[past] == 0).all())
 
 

@@ -18,7 +18,7 @@ from areno_fn.steps.token.score import score
 
 
 def kept(logits: list[float], **fields: float) -> list[int]:
-    out = truncate(torch.tensor([logits]), Sampling(**fields))
+    out = truncate(torch.tensor([logits]), Sampling(**fields)).logits
     return out[0].isfinite().nonzero().flatten().tolist()
 
 
@@ -42,8 +42,8 @@ def test_L21_the_temperature_is_applied_on_both_sides() -> None:
     assert scored.logp.item() == pytest.approx(-0.1053605, abs=1e-6)
 
     ids, positions = coordinates(64)
-    tokens, logp = draw(logits.expand(64, 2), sampling, Key.of(1), ids, positions)
-    assert 0 < int(tokens.sum()) < 64
+    tokens, logp, kept = draw(logits.expand(64, 2), sampling, Key.of(1), ids, positions)
+    assert 0 < int(tokens.sum()) < 64 and kept is None
     torch.testing.assert_close(logp[tokens == 1], torch.full_like(logp[tokens == 1], wanted))
     torch.testing.assert_close(logp[tokens == 0], torch.full_like(logp[tokens == 0], math.log(1 / 10)))
 
@@ -95,7 +95,7 @@ def test_of_tied_tokens_the_first_stay() -> None:
 def test_a_single_survivor_is_certain() -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0]]).expand(16, 3)
     for sampling in (Sampling(top_k=1), Sampling(top_p=0.01), Sampling(min_p=0.99)):
-        tokens, logp = draw(logits, sampling, Key.of(5), *coordinates(16))
+        tokens, logp, _ = draw(logits, sampling, Key.of(5), *coordinates(16))
         assert tokens.tolist() == [1] * 16
         assert logp.tolist() == [0.0] * 16
         assert log_probs(logits, tokens, sampling)[1].tolist() == [0.0] * 16
@@ -103,40 +103,61 @@ def test_a_single_survivor_is_certain() -> None:
 
 def test_a_vocabulary_of_one() -> None:
     logits = torch.tensor([[3.0]])
-    tokens, logp = draw(logits, Sampling(top_k=1, top_p=0.5, min_p=0.5), Key.of(0), *coordinates(1))
+    tokens, logp, _ = draw(logits, Sampling(top_k=1, top_p=0.5, min_p=0.5), Key.of(0), *coordinates(1))
     assert tokens.tolist() == [0] and logp.tolist() == [0.0]
 
 
 def test_forbidden_tokens_are_never_drawn() -> None:
     logits = torch.tensor([[0.0, -math.inf, 0.5, -math.inf]]).expand(200, 4)
     for sampling in (Sampling(), Sampling(top_k=3), Sampling(top_p=0.99, temperature=3.0), Sampling(min_p=0.01)):
-        tokens, logp = draw(logits, sampling, Key.of(2), *coordinates(200))
+        tokens, logp, _ = draw(logits, sampling, Key.of(2), *coordinates(200))
         assert set(tokens.tolist()) == {0, 2}
         assert bool(logp.isfinite().all())
 
 
 def test_nothing_to_do_returns_the_logits_themselves() -> None:
     logits = torch.zeros(2, 3)
-    assert truncate(logits, Sampling()) is logits
-    assert truncate(logits, Sampling(temperature=0.0, top_k=1)) is logits
-    assert truncate(logits, Sampling(top_k=3)) is logits
+    assert truncate(logits, Sampling()).logits is logits
+    assert truncate(logits, Sampling(temperature=0.0, top_k=1)).logits is logits
+    assert truncate(logits, Sampling(top_k=3)).logits is logits
 
 
 def test_temperature_zero_takes_the_likeliest_and_reports_the_models_own_distribution() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 2.0]])
-    tokens, logp = draw(logits, Sampling(temperature=0.0, top_k=1, top_p=0.1), Key.of(0), *coordinates(1))
+    tokens, logp, _ = draw(logits, Sampling(temperature=0.0, top_k=1, top_p=0.1), Key.of(0), *coordinates(1))
     assert tokens.tolist() == [1]
     assert logp.item() == pytest.approx(logits.double().log_softmax(-1)[0, 1].item(), abs=1e-6)
 
 
-def test_a_target_outside_the_kept_set_stays_finite_and_joins_it() -> None:
+def test_a_target_outside_the_kept_set_stays_finite_in_the_place_of_the_last() -> None:
     logits = torch.tensor(logs(0.5, 0.3, 0.15, 0.05))[None].requires_grad_()
     logp, entropy = log_probs(logits, torch.tensor([3]), Sampling(top_k=2))
-    assert logp.item() == pytest.approx(math.log(0.05 / 0.85), abs=1e-6)
-    p = [0.5 / 0.85, 0.3 / 0.85, 0.05 / 0.85]
-    assert entropy.item() == pytest.approx(-sum(x * math.log(x) for x in p), abs=1e-6)
+    p, q = 0.5 / 0.55, 0.05 / 0.55
+    assert logp.item() == pytest.approx(math.log(q), abs=1e-6)
+    assert entropy.item() == pytest.approx(-p * math.log(p) - q * math.log(q), abs=1e-6)
     (gradient,) = torch.autograd.grad(logp.sum(), logits)
-    torch.testing.assert_close(gradient, torch.tensor([[-p[0], -p[1], 0.0, 1 - p[2]]]), rtol=0, atol=1e-6)
+    torch.testing.assert_close(gradient, torch.tensor([[-p, 0.0, 0.0, 1 - q]]), rtol=0, atol=1e-6)
+
+
+def test_scoring_keeps_as_many_tokens_as_were_kept_while_drawing() -> None:
+    """A rounding error on the edge of top-p must not change a log-probability by more than a rounding error."""
+    edge = torch.tensor(logs(0.6, 0.2, 0.2))
+    sampling, targets = Sampling(top_p=0.8), torch.tensor([1])
+    below, above = (torch.tensor([[by, 0.0, 0.0]]) + edge for by in (-1e-5, 1e-5))
+    free = [log_probs(row, targets, sampling)[0].item() for row in (below, above)]
+    assert free == [pytest.approx(math.log(0.2), abs=2e-5), pytest.approx(math.log(0.25), abs=2e-5)]
+    for kept, wanted in ((1, 0.0), (2, math.log(0.25)), (3, math.log(0.2))):
+        for row in (below, above):
+            logp, _ = log_probs(row, targets, sampling, torch.tensor([kept]))
+            assert logp.item() == pytest.approx(wanted, abs=2e-5)
+
+
+def test_two_equally_likely_tokens_may_change_places_at_the_edge() -> None:
+    sampling, targets, count = Sampling(top_k=2), torch.tensor([2]), torch.tensor([2])
+    for shift in (1e-6, 0.0, -1e-6):
+        logits = torch.tensor([[1.0, 0.5 + shift, 0.5]])
+        logp, _ = log_probs(logits, targets, sampling, count)
+        assert logp.item() == pytest.approx(-math.log(1 + math.exp(0.5)), abs=2e-6)
 
 
 def test_the_gradient_carries_the_temperature() -> None:

@@ -94,10 +94,11 @@ def test_logits_made_in_chunks_give_the_values_and_gradients_of_the_whole(rows: 
     targets = torch.randint(0, POLICY.vocab_size, (20,), generator=source)
     weight = torch.randn(20, generator=source)
     policy = Watched(POLICY)
+    kept = None if sampling.top_k == 0 else torch.arange(1, 21).clamp_max(sampling.top_k)
 
     def loss(inputs: Any, limit: int) -> tuple[torch.Tensor, torch.Tensor]:
         params, states = inputs
-        logp, entropy = decision_log_probs(policy, sampling, params, states, targets, max_logits=limit)
+        logp, entropy = decision_log_probs(policy, sampling, params, states, targets, kept, max_logits=limit)
         return (logp * weight).sum() + params.place.sum(), entropy
 
     (value, entropy), gradient = value_and_grad(loss, has_aux=True)((PARAMS, hidden), 10**9)

@@ -95,6 +95,7 @@ def _pack(rollout: Rollout, advantages: torch.Tensor, counted: torch.Tensor) -> 
         index=chosen - 1,
         targets=tokens[chosen],
         weight=counted[row],
+        kept=None if rollout.kept is None else rollout.kept[row, column[chosen]],
         documents=lengths.shape[0],
         longest=int(lengths.max()),
     )

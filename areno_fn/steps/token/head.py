@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import repeat
 from typing import Any
 
 import attrs
@@ -21,6 +22,7 @@ def decision_log_probs(
     params: Any,
     hidden: torch.Tensor,
     targets: torch.Tensor,
+    kept: torch.Tensor | None = None,
     *,
     max_logits: int = MAX_LOGITS,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,6 +38,7 @@ def decision_log_probs(
         params: its parameters.
         hidden: [M, D].
         targets: int64 [M].
+        kept: int64 [M], how many tokens each target was drawn among; see `sampling.truncate`.
         max_logits: most logits held at once.
 
     Returns:
@@ -43,9 +46,9 @@ def decision_log_probs(
     """
     rows = max(1, max_logits // policy.vocab_size)
     if targets.shape[0] <= rows:
-        return log_probs(policy.logits(params, hidden), targets, sampling)
+        return log_probs(policy.logits(params, hidden), targets, sampling, kept)
     leaves, structure = pytree.tree_flatten(params)
-    logp, entropy = _by_chunks(_Head(policy, sampling, structure, rows), hidden, targets, *leaves)
+    logp, entropy = _by_chunks(_Head(policy, sampling, structure, rows), hidden, targets, kept, *leaves)
     return logp, entropy
 
 
@@ -57,15 +60,22 @@ class _Head:
     rows: int
 
     def __call__(
-        self, hidden: torch.Tensor, targets: torch.Tensor, leaves: Sequence[Any]
+        self, hidden: torch.Tensor, targets: torch.Tensor, kept: torch.Tensor | None, leaves: Sequence[Any]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         params = pytree.tree_unflatten(list(leaves), self.structure)
-        return log_probs(self.policy.logits(params, hidden), targets, self.sampling)
+        return log_probs(self.policy.logits(params, hidden), targets, self.sampling, kept)
+
+    def split(self, *of_rows: torch.Tensor | None) -> Iterator[tuple[Any, ...]]:
+        """The same rows of each, chunk by chunk; None stays None."""
+        chunks = [repeat(None) if x is None else torch.split(x, self.rows) for x in of_rows]
+        return zip(*chunks, strict=False)
 
 
-def _forward(head: _Head, hidden: torch.Tensor, targets: torch.Tensor, *leaves: Any) -> tuple[torch.Tensor, ...]:
-    parts = zip(torch.split(hidden, head.rows), torch.split(targets, head.rows), strict=True)
-    logp, entropy = zip(*(head(h, t, leaves) for h, t in parts), strict=True)
+def _forward(
+    head: _Head, hidden: torch.Tensor, targets: torch.Tensor, kept: torch.Tensor | None, *leaves: Any
+) -> tuple[torch.Tensor, ...]:
+    parts = head.split(hidden, targets, kept)
+    logp, entropy = zip(*(head(h, t, n, leaves) for h, t, n in parts), strict=True)
     return torch.cat(logp), torch.cat(entropy)
 
 
@@ -76,24 +86,25 @@ def _backward(cotangents: tuple[Any, ...], inputs: tuple[Any, ...], outputs: tup
     leaves of a model are of the first kind; zeros for them in every chunk would cost a second model.
     """
     del outputs
-    head, hidden, targets, *leaves = inputs
+    head, hidden, targets, kept, *leaves = inputs
     moving = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and x.is_floating_point()]
     sums: dict[int, torch.Tensor] = {}
     into_hidden = []
-    for h, t, dlogp in zip(*(torch.split(x, head.rows) for x in (hidden, targets, cotangents[0])), strict=True):
-        dh, *pulled = _pull_chunk(head, h, t, dlogp, leaves, moving)
+    for h, t, n, dlogp in head.split(hidden, targets, kept, cotangents[0]):
+        dh, *pulled = _pull_chunk(head, h, t, n, dlogp, leaves, moving)
         into_hidden.append(dh)
         for i, g in zip(moving, pulled, strict=True):
             if g is not None:  # summed in float32, as one product over all rows would be
                 sums[i] = sums[i].add_(g) if i in sums else g.to(torch.promote_types(g.dtype, torch.float32), copy=True)
     into_leaves = [sums[i].to(x.dtype) if i in sums else _zeros(x) for i, x in enumerate(leaves)]
-    return None, torch.cat(into_hidden), None, *into_leaves
+    return None, torch.cat(into_hidden), None, None, *into_leaves
 
 
 def _pull_chunk(
     head: _Head,
     hidden: torch.Tensor,
     targets: torch.Tensor,
+    kept: torch.Tensor | None,
     dlogp: torch.Tensor,
     leaves: Sequence[Any],
     moving: list[int],
@@ -103,7 +114,7 @@ def _pull_chunk(
         fresh = list(leaves)
         for i in moving:
             fresh[i] = leaves[i].detach().requires_grad_()
-        logp, _ = head(hidden, targets, fresh)
+        logp, _ = head(hidden, targets, kept, fresh)
         return torch.autograd.grad(logp, [hidden, *(fresh[i] for i in moving)], dlogp, allow_unused=True)
 
 

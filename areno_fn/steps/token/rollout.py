@@ -12,8 +12,9 @@ from areno_fn.contracts.batch import Prompts, Rollout
 from areno_fn.contracts.errors import DataError, ModelError
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.policy import Cache, TokenPolicy
+from areno_fn.contracts.record import record
 from areno_fn.contracts.spec import Sampling
-from areno_fn.steps.token.sampling import draw
+from areno_fn.steps.token.sampling import Drawn, cuts, draw
 
 T = TypeVar("T")
 
@@ -70,13 +71,51 @@ def sampler(policy: TokenPolicy, stop: Collection[int]) -> Callable[..., Rollout
                 _continue(policy, table, params, prompts, rows, ids, key, sampling)
                 for rows, ids in zip(torch.split(owner, size), torch.split(names, size), strict=True)
             ]
-        tokens, logp, lengths, finished = (torch.cat(column) for column in zip(*parts, strict=True))
         prompts = tree.map(lambda x: x[owner], prompts)
+        drawn = parts[0] if len(parts) == 1 else tree.map(lambda *rows: torch.cat(rows), *parts)
         return Rollout(
-            prompts=prompts, groups=prompts.ids.clone(), ids=names, tokens=tokens, lengths=lengths, logp=logp, finished=finished
+            prompts=prompts,
+            groups=prompts.ids.clone(),
+            ids=names,
+            tokens=drawn.tokens,
+            lengths=drawn.lengths,
+            logp=drawn.logp,
+            finished=drawn.finished,
+            kept=drawn.kept,
         )
 
     return rollout
+
+
+@record
+class _Page:
+    """What the rows of one running batch have drawn: R rows, T columns, written in place while it runs."""
+
+    tokens: torch.Tensor
+    logp: torch.Tensor
+    lengths: torch.Tensor
+    finished: torch.Tensor
+    kept: torch.Tensor | None
+
+    def write(self, slots: torch.Tensor, alive: torch.Tensor, t: int, drawn: Drawn, stopped: torch.Tensor) -> None:
+        """Column t of the rows `slots`; those that are no longer alive keep what they have."""
+        self.tokens[slots, t] = drawn.tokens.where(alive, 0)
+        self.logp[slots, t] = drawn.logp.where(alive, 0.0)
+        self.lengths[slots] += alive
+        self.finished[slots] |= stopped
+        if self.kept is not None and drawn.kept is not None:
+            self.kept[slots, t] = drawn.kept.where(alive, 1)
+
+
+def _blank(names: torch.Tensor, limit: int, *, counted: bool) -> _Page:
+    tokens = names.new_zeros(names.shape[0], limit)
+    return _Page(
+        tokens=tokens,
+        logp=torch.zeros_like(tokens, dtype=torch.float32),
+        lengths=torch.zeros_like(names),
+        finished=torch.zeros_like(names, dtype=torch.bool),
+        kept=torch.ones_like(tokens) if counted else None,
+    )
 
 
 def _continue(
@@ -88,32 +127,27 @@ def _continue(
     names: torch.Tensor,
     key: Key,
     sampling: Sampling,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> _Page:
     """Decodes the rows `names`, of which row i continues prompt `owner[i]`, together."""
-    count, limit = names.shape[0], sampling.max_tokens
-    tokens = torch.zeros(count, limit, dtype=torch.int64, device=names.device)
-    logp = torch.zeros(count, limit, device=names.device)
-    lengths, finished = torch.zeros_like(names), torch.zeros_like(names, dtype=torch.bool)
-    starts = prompts.lengths[owner]
+    limit, starts = sampling.max_tokens, prompts.lengths[owner]
     logits, cache = _read(policy, params, prompts, owner, limit)
-    slots, alive = torch.arange(count, device=names.device), torch.ones_like(finished)  # of the running rows
+    page = _blank(names, limit, counted=cuts(sampling, policy.vocab_size))
+    slots = torch.arange(names.shape[0], device=names.device)  # of the rows that run
+    alive = torch.ones_like(slots, dtype=torch.bool)
     for t in range(limit):
-        drawn, drawn_logp = draw(logits, sampling, key, names[slots], starts[slots] + t)
-        drawn = drawn.where(alive, 0)
-        tokens[slots, t] = drawn
-        logp[slots, t] = drawn_logp.where(alive, 0.0)
-        lengths[slots] += alive
-        stopped = stops[drawn] & alive
-        finished[slots] |= stopped
+        drawn = draw(logits, sampling, key, names[slots], starts[slots] + t)
+        stopped = stops[drawn.tokens] & alive
+        page.write(slots, alive, t, drawn, stopped)
         alive = alive & ~stopped
         remaining = int(alive.sum())
         if remaining == 0 or t + 1 == limit:
             break
+        tokens = drawn.tokens
         if 2 * remaining <= slots.shape[0]:
-            (kept,) = alive.nonzero(as_tuple=True)
-            slots, alive, drawn, cache = _take((slots, alive, drawn, cache), kept)
-        logits, cache = policy.decode(params, drawn, cache)
-    return tokens, logp, lengths, finished
+            (going_on,) = alive.nonzero(as_tuple=True)
+            slots, alive, tokens, cache = _take((slots, alive, tokens, cache), going_on)
+        logits, cache = policy.decode(params, tokens, cache)
+    return page
 
 
 def _read(

@@ -1,12 +1,13 @@
 """The sampling distribution: one function that the rollout draws from and that training scores under.
 
-Both sides call `log_probs` (the rollout through `draw`) with the same `Sampling`, so that the recorded and
-the recomputed log-probability are one quantity: that of a token under the distribution it was drawn from.
+Both sides go through `truncate` with the same `Sampling`, so that the recorded and the recomputed
+log-probability are one quantity: that of a token under the distribution it was drawn from.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 
@@ -19,8 +20,25 @@ MAX_LOGITS = 2**26
 """Most logits (rows times vocabulary) that scoring and drawing hold at once; 256 MiB in float32."""
 
 
-def truncate(logits: torch.Tensor, sampling: Sampling, keep: torch.Tensor | None = None) -> torch.Tensor:
-    """The logits of the sampling distribution: divided by the temperature, -inf where nothing is drawn from.
+class Truncated(NamedTuple):
+    """A sampling distribution.
+
+    Attributes:
+        logits: [..., V], -inf where nothing is drawn from; float32 (float64 for float64) if anything was done.
+        kept: int64 [...], how many tokens stay; None for a `Sampling` that never cuts any off.
+    """
+
+    logits: torch.Tensor
+    kept: torch.Tensor | None
+
+
+def truncate(
+    logits: torch.Tensor,
+    sampling: Sampling,
+    keep: torch.Tensor | None = None,
+    kept: torch.Tensor | None = None,
+) -> Truncated:
+    """The distribution that `sampling` makes of a model's logits.
 
     Applied in this order, each to what the one before has left:
 
@@ -28,53 +46,81 @@ def truncate(logits: torch.Tensor, sampling: Sampling, keep: torch.Tensor | None
       log-probabilities are those at T = 1, untruncated.
     * top-k: the k largest (0, or k >= V: all).
     * top-p: the smallest set with mass at least p: a token stays when the mass before it is below p
-      ("The Curious Case of Neural Text Degeneration", arXiv 1904.09751). p = 1 keeps all and sorts nothing.
+      ("The Curious Case of Neural Text Degeneration", arXiv 1904.09751).
     * min-p: tokens with at least min_p times the probability of the likeliest (arXiv 2407.01082).
 
-    The likeliest token always stays. Where tied tokens do not all fit, those with smaller numbers stay.
+    The likeliest token always stays. Where tied tokens do not all fit, those with smaller numbers stay. So
+    what stays is always the first tokens in descending order, and their number is all that scoring has to
+    know of the rules.
 
     Args:
         logits: [..., V], any floating dtype.
         sampling: the distribution.
-        keep: int64 [...], tokens that stay in any case. Scoring passes its targets: once parameters have
-            moved, a token drawn earlier may fall out of the kept set, and its log-probability must stay
-            finite. It then counts as a member of the set. While parameters have not moved it is one anyway.
+        keep: int64 [...], a token of each row that stays in any case, in the place of the last one if it
+            would not. Scoring passes its targets: once parameters have moved, a token may fall out of the
+            set it was drawn from, and its log-probability must stay finite.
+        kept: int64 [...], how many tokens stay; found by the rules when omitted. Scoring passes what the
+            rollout recorded: rules such as top-p jump where a sum passes p, so that a rounding error in
+            another batch could change the set by a token of any probability. With equally many tokens it
+            can only exchange two that are equally likely.
 
     Returns:
-        [..., V], the logits themselves where there is nothing to do, float32 (float64 for float64)
-        otherwise. The gradient passes to the kept logits.
+        The logits, to which the gradient passes where they stay, and how many do.
     """
-    if sampling.temperature == 0:
-        return logits
-    if sampling.temperature != 1:
+    if sampling.temperature not in (0, 1):
         logits = _wide(logits) / sampling.temperature
-    if sampling.min_p == 0 and not _ranks(sampling, logits.shape[-1]):
-        return logits
+    if not cuts(sampling, logits.shape[-1]):
+        return Truncated(logits, None)
     logits = _wide(logits)
-    kept = _kept(logits.detach(), sampling)
+    candidates = logits.detach()
+    most = min(sampling.top_k or logits.shape[-1], logits.shape[-1])
+    if kept is None:
+        kept = _count(candidates.topk(most, dim=-1).values, sampling)
     if keep is not None:
-        kept = kept.scatter(-1, keep.unsqueeze(-1), True)
-    return logits.masked_fill(~kept, -math.inf)
+        candidates = candidates.scatter(-1, keep.unsqueeze(-1), math.inf)
+    ordered = candidates.topk(most, dim=-1).values
+    return Truncated(logits.masked_fill(~_first(candidates, ordered, kept), -math.inf), kept)
 
 
-def log_probs(logits: torch.Tensor, targets: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
+def cuts(sampling: Sampling, vocab_size: int) -> bool:
+    """Whether tokens can be cut off at all."""
+    rules = 0 < sampling.top_k < vocab_size or sampling.top_p < 1 or sampling.min_p > 0
+    return rules and sampling.temperature > 0
+
+
+def log_probs(
+    logits: torch.Tensor, targets: torch.Tensor, sampling: Sampling, kept: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities of given tokens under the sampling distribution, and its entropy.
 
     Args:
         logits: [M, V].
         targets: int64 [M].
         sampling: the distribution.
+        kept: int64 [M], how many tokens each target was drawn among; see `truncate`.
 
     Returns:
         logp float32 [M], which carries the gradient, and entropy float32 [M], which carries none.
     """
-    logp, entropy = token_logp(truncate(logits, sampling, keep=targets), targets)
+    logp, entropy = token_logp(truncate(logits, sampling, keep=targets, kept=kept).logits, targets)
     return logp, entropy
 
 
-def draw(
-    logits: torch.Tensor, sampling: Sampling, key: Key, ids: torch.Tensor, positions: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+class Drawn(NamedTuple):
+    """One token a row.
+
+    Attributes:
+        tokens: int64 [B].
+        logp: float32 [B], under the distribution the token was drawn from.
+        kept: int64 [B], how many tokens it was drawn among; None where nothing is ever cut off.
+    """
+
+    tokens: torch.Tensor
+    logp: torch.Tensor
+    kept: torch.Tensor | None
+
+
+def draw(logits: torch.Tensor, sampling: Sampling, key: Key, ids: torch.Tensor, positions: torch.Tensor) -> Drawn:
     """Draws one token a row, as a function of (key, id, position) and the row's logits alone.
 
     The draw is the argmax of the truncated logits plus Gumbel noise at (id, position, token); rows do not
@@ -87,57 +133,42 @@ def draw(
         key: the random stream.
         ids: int64 [B], the name of each sequence.
         positions: int64 [B], the place of the drawn token in its sequence.
-
-    Returns:
-        tokens int64 [B], and their log-probabilities float32 [B] as `log_probs` gives them.
     """
     rows = max(1, MAX_LOGITS // logits.shape[-1])
     parts = zip(*(torch.split(x, rows) for x in (logits, ids, positions)), strict=True)
-    tokens, logp = zip(*(_draw(*part, sampling=sampling, key=key) for part in parts), strict=True)
-    return torch.cat(tokens), torch.cat(logp)
+    tokens, logp, kept = zip(*(_draw(*part, sampling=sampling, key=key) for part in parts), strict=True)
+    return Drawn(torch.cat(tokens), torch.cat(logp), None if kept[0] is None else torch.cat(kept))
 
 
-def _draw(
-    logits: torch.Tensor, ids: torch.Tensor, positions: torch.Tensor, *, sampling: Sampling, key: Key
-) -> tuple[torch.Tensor, torch.Tensor]:
-    logits = truncate(logits, sampling)
+def _draw(logits: torch.Tensor, ids: torch.Tensor, positions: torch.Tensor, *, sampling: Sampling, key: Key) -> Drawn:
+    logits, kept = truncate(logits, sampling)
     if sampling.temperature == 0:
         tokens = logits.argmax(-1)
     else:
         lanes = torch.arange(logits.shape[-1], device=logits.device)
         tokens = (logits + gumbel(key, ids[:, None], positions[:, None], lanes)).argmax(-1)
-    return tokens, token_logp(logits, tokens)[0]
+    return Drawn(tokens, token_logp(logits, tokens)[0], kept)
 
 
-def _ranks(sampling: Sampling, size: int) -> bool:
-    return 0 < sampling.top_k < size or sampling.top_p < 1
-
-
-def _kept(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Which tokens stay, bool [..., V].
-
-    Comparisons here and below are written so that NaN stays: a broken row must not come out finite.
-    """
-    kept = (
-        _leading(logits, sampling) if _ranks(sampling, logits.shape[-1]) else torch.ones_like(logits, dtype=torch.bool)
-    )
-    if sampling.min_p > 0:
-        kept = kept & ~(logits < logits.amax(-1, keepdim=True) + math.log(sampling.min_p))
-    return kept
-
-
-def _leading(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Top-k, then top-p among what it left: in descending order, each keeps a prefix."""
-    size = logits.shape[-1]
-    limit = min(sampling.top_k, size) if sampling.top_k else size
-    ordered = logits.topk(limit, dim=-1).values
-    count = torch.full_like(ordered[..., :1], limit, dtype=torch.int64)
+def _count(ordered: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """How many of the logits, in descending order and cut to top-k, the other rules keep: at least 1."""
+    stays = torch.ones_like(ordered, dtype=torch.bool)
     if sampling.top_p < 1:
-        mass_before = ordered.softmax(-1).cumsum(-1)[..., :-1]
-        count = 1 + (mass_before < sampling.top_p).sum(-1, keepdim=True)
+        stays[..., 1:] &= ordered.softmax(-1).cumsum(-1)[..., :-1] < sampling.top_p
+    if sampling.min_p > 0:
+        stays &= ~(ordered < ordered[..., :1] + math.log(sampling.min_p))
+    return stays.sum(-1)
+
+
+def _first(logits: torch.Tensor, ordered: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    """Which logits are the first `count` in descending order, bool [..., V].
+
+    Written so that NaN is always among them: a broken row must not come out finite.
+    """
+    count = count.unsqueeze(-1)
     last = ordered.gather(-1, count - 1)
     above, tied = ~(logits <= last), logits == last
-    return above | (tied & (tied.cumsum(-1) <= count - above.sum(-1, keepdim=True)))
+    return above | (tied & (tied.cumsum(-1, dtype=torch.int32) <= count - above.sum(-1, keepdim=True)))
 
 
 def _wide(logits: torch.Tensor) -> torch.Tensor:

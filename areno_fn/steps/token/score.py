@@ -71,4 +71,4 @@ def _of_decisions(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     bounds = (batch.documents, batch.longest)
     hidden = policy.hidden(params, batch.tokens, batch.positions, batch.segments, bounds=bounds)
-    return decision_log_probs(policy, sampling, params, hidden[batch.index], batch.targets)
+    return decision_log_probs(policy, sampling, params, hidden[batch.index], batch.targets, batch.kept)
