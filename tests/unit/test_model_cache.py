@@ -123,6 +123,7 @@ def test_decode_takes_the_cache_over_and_writes_it_in_place() -> None:
         _ = cache.keys
 
 
+@pytest.mark.traced
 def test_decoding_compiles_without_a_graph_break() -> None:
     tokens, lengths = rows(LENGTHS, 5), torch.tensor(LENGTHS)
     drawn = torch.tensor([1, 2, 3, 4])

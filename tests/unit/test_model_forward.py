@@ -146,6 +146,7 @@ def test_forward_is_the_head_over_the_hidden_states() -> None:
     assert torch.equal(logits(PARAMS, states), forward(PARAMS, CONFIG, *batch))
 
 
+@pytest.mark.traced
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo does it by itself
 @pytest.mark.parametrize("documents", [[[1, 2, 3], [4], [5, 6]], [[1, 2], [3, 4]]], ids=["uneven", "even"])
 def test_forward_and_its_gradient_compile_without_a_graph_break(documents: list[list[int]]) -> None:
