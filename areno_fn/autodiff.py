@@ -195,7 +195,9 @@ def remat(function: Callable[..., Any]) -> Callable[..., Any]:
 
         def flat(*values: Any) -> tuple[Any, ...]:
             results, structure = pytree.tree_flatten(function(*pytree.tree_unflatten(values, spec)))
-            return (*results, structure)
+            # a Function may not both save and return an argument
+            fresh = (x.view_as(x) if any(x is value for value in values) else x for x in results)
+            return (*fresh, structure)
 
         *results, structure = _remat(flat, *leaves)
         return pytree.tree_unflatten(results, structure)
