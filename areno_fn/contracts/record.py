@@ -90,6 +90,12 @@ def field_names(value: object) -> tuple[str, ...]:
     return tuple(f.name for f in attrs.fields(type(value)))  # type: ignore[arg-type]
 
 
+def static_names(value: object) -> tuple[str, ...]:
+    """The names of a record's static fields in declaration order."""
+    field_names(value)
+    return tuple(f.name for f in attrs.fields(type(value)) if _STATIC in f.metadata)  # type: ignore[arg-type]
+
+
 def donate(value: T) -> T:
     """Hands a record over: returns a new record with the same leaves and makes the old one unreadable.
 

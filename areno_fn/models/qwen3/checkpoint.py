@@ -10,7 +10,8 @@ LAYER = (
     #   leaf            columns   names in the file, in the order in which they are laid, each with its rows
     row("attn_norm",    "",       "input_layernorm.weight hidden"),
     row("qkv",          "hidden", "self_attn.q_proj.weight q", "self_attn.k_proj.weight kv", "self_attn.v_proj.weight kv"),
-    row("qkv_bias",     "",       "self_attn.q_proj.bias q", "self_attn.k_proj.bias kv", "self_attn.v_proj.bias kv", when="qkv_bias"),
+    row("qkv_bias",     "",       "self_attn.q_proj.bias q", "self_attn.k_proj.bias kv", "self_attn.v_proj.bias kv",
+        when="qkv_bias"),
     row("q_norm",       "",       "self_attn.q_norm.weight head", when="qk_norm"),
     row("k_norm",       "",       "self_attn.k_norm.weight head", when="qk_norm"),
     row("o",            "q",      "self_attn.o_proj.weight hidden"),

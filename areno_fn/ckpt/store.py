@@ -1,0 +1,124 @@
+"""The weights of a folder: one safetensors file, or several and an index that is read as law."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from areno_fn.ckpt.header import Entry, Header, read_header, strict_json
+from areno_fn.ckpt.paths import member, read_small
+from areno_fn.contracts.errors import CheckpointError
+from areno_fn.contracts.layout import TensorSpec
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+@attrs.frozen
+class Store:
+    """Where every tensor of a folder is.
+
+    Attributes:
+        folder: the folder.
+        files: header of each file, by its name in the folder.
+        places: the file that holds each tensor.
+        index_metadata: the metadata of the index; None when there is a single file and no index.
+    """
+
+    folder: Path
+    files: Mapping[str, Header]
+    places: Mapping[str, str]
+    index_metadata: Mapping[str, Any] | None = None
+
+    @property
+    def specs(self) -> dict[str, TensorSpec]:
+        """Shape and dtype of every tensor."""
+        return {name: self.entry(name).spec for name in self.places}
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The metadata of the files, merged."""
+        return {key: value for header in self.files.values() for key, value in header.metadata.items()}
+
+    def header(self, name: str) -> Header:
+        """The header of the file that holds a tensor."""
+        return self.files[self.places[name]]
+
+    def entry(self, name: str) -> Entry:
+        """Where in its file a tensor is."""
+        return self.header(name).entries[name]
+
+
+def open_store(folder: Path) -> Store:
+    """Reads and checks the headers of a folder's weights; no byte of a tensor.
+
+    Raises:
+        CheckpointError: there are no safetensors weights, or two sets of them; a file is damaged; the index
+            and the files do not say the same, in which case every offending file and tensor is listed.
+    """
+    single, index = folder / SINGLE, folder / INDEX
+    if single.exists() and index.exists():
+        raise CheckpointError(f"{folder} holds both {SINGLE} and {INDEX}; remove the one that is not meant")
+    if index.exists():
+        return _open_sharded(folder)
+    if single.exists():
+        header = read_header(member(folder, SINGLE))
+        return Store(folder, {SINGLE: header}, dict.fromkeys(header.entries, SINGLE))
+    raise CheckpointError(_why_no_weights(folder))
+
+
+def _open_sharded(folder: Path) -> Store:
+    path = member(folder, INDEX)
+    weight_map, metadata = _read_index(path)
+    names = sorted(set(weight_map.values()))
+    files = {name: member(folder, name) for name in names}
+    missing = [name for name, file in files.items() if not file.is_file()]
+    if missing:
+        lost = sum(1 for name in weight_map.values() if name in missing)
+        raise CheckpointError(f"{path} names files that are not there: {', '.join(missing)} ({lost} tensors)")
+    headers = {name: read_header(file) for name, file in files.items()}
+    problems = _index_problems(weight_map, headers)
+    if problems:
+        raise CheckpointError(f"{path} does not agree with its files: {'; '.join(problems)}")
+    return Store(folder, headers, weight_map, metadata)
+
+
+def _read_index(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
+    values = strict_json(read_small(path), str(path))
+    weight_map = values.get("weight_map") if isinstance(values, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
+        raise CheckpointError(f"{path} needs a weight_map from tensor names to file names")
+    metadata = values.get("metadata", {})
+    if not isinstance(metadata, dict):
+        raise CheckpointError(f"{path}: metadata must be an object, received {metadata!r}")
+    return weight_map, metadata
+
+
+def _index_problems(weight_map: Mapping[str, str], headers: Mapping[str, Header]) -> list[str]:
+    found: dict[str, list[str]] = {}
+    for file, header in headers.items():
+        for tensor in header.entries:
+            found.setdefault(tensor, []).append(file)
+    problems = []
+    for tensor, file in weight_map.items():
+        holders = found.get(tensor, [])
+        if not holders:
+            problems.append(f"{tensor!r} should be in {file}, it is in none")
+        elif holders != [file]:
+            problems.append(f"{tensor!r} should be in {file} alone, it is in {' and '.join(holders)}")
+    unclaimed = [name for name in found if name not in weight_map]
+    problems += [f"{name!r} in {' and '.join(found[name])} is not in the index" for name in unclaimed]
+    return problems
+
+
+def _why_no_weights(folder: Path) -> str:
+    others = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack"))
+    if others:
+        return f"{folder} has weights only as {', '.join(others)}; only safetensors are read, so convert them first"
+    loose = sorted(p.name for p in folder.glob("*.safetensors"))
+    if loose:
+        return f"{folder} has {', '.join(loose)}, but neither {SINGLE} nor {INDEX}"
+    return f"{folder} has no weights: neither {SINGLE} nor {INDEX}"

@@ -1,0 +1,161 @@
+"""Safetensors files, read and written tensor by tensor, so that no more than one needs to be in memory."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from areno_fn.ckpt import disk
+from areno_fn.ckpt.atomic import write_all
+from areno_fn.ckpt.header import DTYPE_NAMES, LONGEST_HEADER, Entry, Header
+from areno_fn.contracts.errors import CheckpointError
+from areno_fn.contracts.layout import TensorSpec, spec_of
+
+_CHUNK = 1 << 24
+_ALIGN = 8
+
+
+def write_tensors(
+    path: Path,
+    specs: Mapping[str, TensorSpec],
+    fetch: Callable[[str], torch.Tensor],
+    metadata: Mapping[str, str],
+    watch: Callable[[memoryview], None] | None = None,
+) -> int:
+    """Writes a new file and returns when it is on the disk.
+
+    Args:
+        path: the file; it must not exist.
+        specs: name, shape and dtype of every tensor.
+        fetch: gives each tensor when its turn comes, on any device and with any strides; the file holds its
+            elements in row-major order.
+        metadata: free-form strings.
+        watch: sees every piece of the file in order, for a checksum.
+
+    Returns:
+        The length of the file.
+
+    Raises:
+        CheckpointError: a dtype that the format has not, or a fetched tensor that is not what was declared.
+        OSError: the disk refuses.
+    """
+    names = sorted(specs, key=lambda name: (-_dtype(name, specs[name]).itemsize, name))
+    size = 0
+    descriptor = disk.create(path)
+
+    def put(data: memoryview) -> None:
+        nonlocal size
+        for start in range(0, len(data), _CHUNK):
+            piece = data[start : start + _CHUNK]
+            if watch is not None:
+                watch(piece)
+            write_all(descriptor, piece)
+            size += len(piece)
+
+    try:
+        put(memoryview(_header(names, specs, metadata)))
+        for name in names:
+            tensor = fetch(name)
+            if tensor.is_meta or not specs[name].admits(tensor):
+                received = f"{spec_of(tensor)} on {tensor.device}"
+                raise CheckpointError(f"{name!r} was to be written as {specs[name]}, but it is {received}")
+            put(memory(tensor.detach().cpu().contiguous()))
+        disk.sync(descriptor)
+    finally:
+        os.close(descriptor)
+    return size
+
+
+class Reader:
+    """Reads tensors of files whose headers are known. A context manager; it keeps each file open that it has read."""
+
+    def __init__(self) -> None:
+        self._open: dict[Path, int] = {}
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for descriptor in self._open.values():
+            os.close(descriptor)
+        self._open.clear()
+
+    def read(self, header: Header, name: str) -> torch.Tensor:
+        """A new tensor on the CPU with the dtype it has in the file."""
+        entry = header.entries[name]
+        tensor = torch.empty(entry.spec.shape, dtype=entry.spec.dtype)
+        self._fill(header, entry, tensor)
+        return tensor
+
+    def read_into(self, header: Header, name: str, out: torch.Tensor) -> None:
+        """Fills `out`, a tensor of the same shape on any device, converting when its dtype is another.
+
+        Bytes go straight into it when nothing is to be converted; otherwise through a buffer of one tensor.
+        """
+        entry = header.entries[name]
+        if out.is_cpu and out.is_contiguous() and out.dtype == entry.spec.dtype:
+            self._fill(header, entry, out)
+        else:
+            out.copy_(self.read(header, name))
+
+    def bytes(self, header: Header, start: int, stop: int) -> bytes:
+        """A stretch of a file as it is."""
+        out = torch.empty(stop - start, dtype=torch.uint8)
+        self._fill(header, Entry(TensorSpec((stop - start,), torch.uint8), start, stop), out)
+        return out.numpy().tobytes()
+
+    def _fill(self, header: Header, entry: Entry, out: torch.Tensor) -> None:
+        descriptor = self._descriptor(header)
+        view, place = memory(out), entry.start
+        while view:
+            count = os.preadv(descriptor, [view[: 1 << 30]], place)
+            if not count:
+                raise CheckpointError(
+                    f"{header.path} was cut short while it was read, at byte {place} of {header.size}"
+                )
+            view, place = view[count:], place + count
+
+    def _descriptor(self, header: Header) -> int:
+        if header.path not in self._open:
+            descriptor = os.open(header.path, os.O_RDONLY)
+            self._open[header.path] = descriptor
+            size = os.fstat(descriptor).st_size
+            if size != header.size:
+                raise CheckpointError(
+                    f"{header.path} had {header.size} bytes when its header was read, now it has {size}"
+                )
+        return self._open[header.path]
+
+
+def _header(names: list[str], specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> bytes:
+    values: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    place = 0
+    for name in names:
+        spec = specs[name]
+        dtype = _dtype(name, spec)
+        end = place + spec.numel * dtype.itemsize
+        values[name] = {"dtype": DTYPE_NAMES[dtype], "shape": list(spec.shape), "data_offsets": [place, end]}
+        place = end
+    text = json.dumps(values, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _ALIGN)
+    if len(text) > LONGEST_HEADER:
+        raise CheckpointError(f"the header would need {len(text)} bytes, at most {LONGEST_HEADER} are allowed")
+    return len(text).to_bytes(8, "little") + text
+
+
+def _dtype(name: str, spec: TensorSpec) -> torch.dtype:
+    if spec.dtype not in DTYPE_NAMES:
+        raise CheckpointError(f"{name!r} has dtype {spec.dtype}, which a safetensors file cannot hold")
+    return spec.dtype
+
+
+def memory(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous CPU tensor, not copied."""
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
