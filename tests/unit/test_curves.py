@@ -92,6 +92,7 @@ def test_of_an_odd_number_of_panels_the_first_is_wide() -> None:
 
 def test_phases_are_named_and_begin_where_the_last_one_ended() -> None:
     assert spans(RUN) == [("sft", 0, 30), ("grpo", 30, 60)]
+    assert spans(RUN[5:20]) == [("sft", 5, 19)]
     figure = drawn(RUN)
     for axes in figure.axes:
         assert [text.get_text() for text in axes.texts] == ["sft", "grpo"]

@@ -329,6 +329,12 @@ def test_whole_tables_and_lists_can_be_set(base: Path) -> None:
     assert changed.model.config == {"a.b": {"c": 2}, "new": {"inner": True}, "word": "silu", "rope_scaling": None}
 
 
+def test_of_names_that_begin_alike_the_longest_is_meant(tmp_path: Path) -> None:
+    path = written(tmp_path, "s.yaml", BASE.replace("name: sft", "name: grpo"))
+    spec = specfile.read(path, ["phases.grpo.steps=5", "phases.grpo.v2.steps=6"])
+    assert [phase.steps for phase in spec.phases] == [5, 6]
+
+
 def test_later_overrides_win(base: Path) -> None:
     assert specfile.read(base, ["seed=1", "seed=2"]).seed == 2
 
@@ -438,6 +444,14 @@ def test_an_invalid_specification_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="phases must be a list of at least 1"):
         specfile.write(spec, tmp_path / "s.toml")
     assert not (tmp_path / "s.toml").exists()
+
+
+def test_packed_bytes_do_not_depend_on_the_order_of_keys(tmp_path: Path) -> None:
+    good = specfile.STARTERS["quickstart"]()
+    for name, config in (("a", {"x": 1, "y": 2}), ("b", {"y": 2, "x": 1})):
+        spec = msgspec.structs.replace(good, model=ScratchModel(family="llama", config=config))
+        specfile.write(spec, tmp_path / f"{name}.msgpack")
+    assert (tmp_path / "a.msgpack").read_bytes() == (tmp_path / "b.msgpack").read_bytes()
 
 
 def test_written_files_say_every_field(tmp_path: Path) -> None:
