@@ -8,10 +8,14 @@ from typing import Any
 import attrs
 
 from areno_fn.contracts.errors import ModelError
+from areno_fn.contracts.layout import Iso
 from areno_fn.contracts.policy import TokenPolicy
 from areno_fn.models import decoder, decoder_policy
+from areno_fn.models.llama import checkpoint as llama_checkpoint
 from areno_fn.models.llama import model as llama
+from areno_fn.models.qwen2 import checkpoint as qwen2_checkpoint
 from areno_fn.models.qwen2 import model as qwen2
+from areno_fn.models.qwen3 import checkpoint as qwen3_checkpoint
 from areno_fn.models.qwen3 import model as qwen3
 
 __all__ = ["FAMILIES", "Family", "family_of"]
@@ -28,6 +32,7 @@ class Family:
         init: `(config, key, dtype=..., device=...)` makes random parameters.
         shapes: `(config, dtype=...)` makes the same tree of meta tensors.
         policy: the functions of the model with its configuration filled in.
+        layout: `(config, head_in_file=...)` maps the tensors of a Hugging Face folder to the parameter tree.
     """
 
     name: str
@@ -36,9 +41,10 @@ class Family:
     init: Callable[..., Any]
     shapes: Callable[..., Any]
     policy: Callable[[Any], TokenPolicy]
+    layout: Callable[..., Iso]
 
 
-def _dense(name: str, model: Any) -> Family:
+def _dense(name: str, model: Any, checkpoint: Any) -> Family:
     return Family(
         name=name,
         config_from_hf=model.config_from_hf,
@@ -46,13 +52,14 @@ def _dense(name: str, model: Any) -> Family:
         init=decoder.init,
         shapes=decoder.shapes,
         policy=decoder_policy.DecoderPolicy,
+        layout=checkpoint.layout,
     )
 
 
 FAMILIES: dict[str, Family] = {
-    "llama": _dense("llama", llama),
-    "qwen2": _dense("qwen2", qwen2),
-    "qwen3": _dense("qwen3", qwen3),
+    "llama": _dense("llama", llama, llama_checkpoint),
+    "qwen2": _dense("qwen2", qwen2, qwen2_checkpoint),
+    "qwen3": _dense("qwen3", qwen3, qwen3_checkpoint),
 }
 
 

@@ -1,0 +1,82 @@
+"""Rules between fields of a specification. Everything here is decided before a file is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from areno_fn.contracts.errors import SpecError
+from areno_fn.contracts.execution import Acquisition, Feedback
+from areno_fn.contracts.spec import GRPO, Phase, RunSpec
+
+
+def check_composition(spec: RunSpec) -> None:
+    """Refuses a specification whose parts do not fit together.
+
+    Raises:
+        SpecError: one line per problem, each naming the field.
+    """
+    problems = [*_names(spec), *(p for phase in spec.phases for p in _phase(phase)), *_evaluation(spec)]
+    if problems:
+        raise SpecError("\n".join(problems))
+
+
+def _names(spec: RunSpec) -> Iterator[str]:
+    names = [phase.name for phase in spec.phases]
+    for name in sorted({n for n in names if names.count(n) > 1}):
+        yield f"phases: two phases are named {name!r}; names must differ"
+
+
+def _phase(phase: Phase) -> Iterator[str]:
+    where, contract = f"phases.{phase.name}", phase.algorithm.execution
+    kind = type(phase.algorithm).__struct_config__.tag
+    if contract.acquisition is Acquisition.GENERATION and phase.epochs:
+        yield f"{where}.epochs: {kind} generates its data, so its length is given by `steps` (rollout iterations), not by epochs"
+    elif bool(phase.steps) == bool(phase.epochs):
+        said = "both are given" if phase.steps else "neither is given"
+        yield f"{where}: exactly one of `steps` and `epochs` must be at least 1, but {said}"
+    if contract.feedback is Feedback.NONE and phase.rewards:
+        yield (
+            f"{where}.rewards: {kind} is {contract.acquisition} + none, so no reward is ever asked; "
+            f"remove the rewards, or put them under `evaluation`"
+        )
+    if contract.feedback is Feedback.RUNTIME_REWARD and not phase.rewards:
+        yield f"{where}.rewards: {kind} learns from runtime rewards and needs at least one, for example function = 'package.module:function'"
+    if not phase.data:
+        yield f"{where}.data: a phase needs at least one data source"
+    yield from _optimizers(phase, where)
+    if isinstance(phase.algorithm, GRPO):
+        yield from _grpo(phase, phase.algorithm, where)
+
+
+def _optimizers(phase: Phase, where: str) -> Iterator[str]:
+    given, needed = [o.role for o in phase.optimizers], phase.algorithm.roles
+    for role in sorted(set(given) | set(needed)):
+        if role not in needed:
+            yield f"{where}.optimizers: role {role!r} is not trained here; trainable roles are {', '.join(needed)}"
+        elif given.count(role) != 1:
+            yield f"{where}.optimizers: role {role!r} has {given.count(role)} optimizers; exactly one is needed"
+
+
+def _grpo(phase: Phase, algorithm: GRPO, where: str) -> Iterator[str]:
+    if algorithm.sampling.temperature == 0:
+        yield f"{where}.algorithm.sampling.temperature: 0 is greedy decoding, which explores nothing; use a temperature above 0"
+    if algorithm.samples == 1 and algorithm.scale == "group":
+        yield f"{where}.algorithm.samples: a group of 1 has no spread, so every advantage would be 0; use at least 2"
+    if algorithm.sampling.max_tokens >= phase.batch.max_length:
+        yield (
+            f"{where}.batch.max_length: {phase.batch.max_length} leaves no room for a prompt beside "
+            f"sampling.max_tokens = {algorithm.sampling.max_tokens}"
+        )
+    if algorithm.minibatches > phase.batch.rows * algorithm.samples:
+        yield (
+            f"{where}.algorithm.minibatches: {algorithm.minibatches} mini-batches cannot be cut from "
+            f"{phase.batch.rows} prompts x {algorithm.samples} samples"
+        )
+
+
+def _evaluation(spec: RunSpec) -> Iterator[str]:
+    if spec.evaluation is not None:
+        if not spec.evaluation.data:
+            yield "evaluation.data: an evaluation needs at least one data source"
+        if not spec.evaluation.rewards:
+            yield "evaluation.rewards: an evaluation needs at least one reward"

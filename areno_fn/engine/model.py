@@ -1,0 +1,106 @@
+"""Which model a run trains, known from configuration and headers alone: no weight is read here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import torch
+
+from areno_fn import tree
+from areno_fn.ckpt import hf
+from areno_fn.contracts.key import Key
+from areno_fn.contracts.layout import Iso
+from areno_fn.contracts.policy import TokenPolicy
+from areno_fn.contracts.spec import HFModel, RunSpec, ScratchModel
+from areno_fn.models import Family, family_of
+from areno_fn.world.tokenizer import declared_eos
+
+_HEAD = "lm_head.weight"
+
+
+@attrs.frozen(kw_only=True)
+class ModelPlan:
+    """A model that can be loaded or initialised.
+
+    Attributes:
+        family: its functions.
+        config: its configuration, in the family's own type.
+        hf_config: the content of config.json, of the source or made up for a model from scratch.
+        layout: from the tensors of the file to the parameter tree.
+        policy: the model's functions, configuration filled in.
+        folder: the Hugging Face folder it comes from; None from scratch.
+        dtype: what floating parameters become in memory.
+        declared_eos: end tokens that the folder's configuration names.
+    """
+
+    family: Family
+    config: Any
+    hf_config: Mapping[str, Any]
+    layout: Iso
+    policy: TokenPolicy
+    folder: hf.HFFolder | None
+    dtype: hf.DtypePolicy
+    declared_eos: tuple[int, ...] = ()
+
+    def shapes(self) -> Any:
+        """The parameter tree as meta tensors, in the dtypes that `load` gives them."""
+        folder = self.folder
+        if folder is None:
+            return self.family.shapes(self.config)
+
+        def leaf(path: str, meta: torch.Tensor) -> torch.Tensor:
+            stored = folder.specs[self.layout.sources_of(path)[0]].dtype or torch.float32
+            return meta.to(hf.converted(stored, self.dtype))
+
+        return tree.map_with_path(leaf, self.family.shapes(self.config))
+
+    def load(self, key: Key, device: torch.device, progress: hf.Progress | None = None) -> Any:
+        """The parameters: read from the folder, or drawn with `key`."""
+        if self.folder is None:
+            return self.family.init(self.config, key, device=device)
+        like = self.family.shapes(self.config)
+        return hf.load(self.folder, self.layout, like=like, dtype=self.dtype, device=device, progress=progress)
+
+
+def plan_model(spec: RunSpec) -> ModelPlan:
+    """Reads the configuration and checks the headers of the files against the layout.
+
+    Raises:
+        ModelError: an unsupported field. CheckpointError: the folder is damaged or incomplete.
+    """
+    return _from_scratch(spec.model) if isinstance(spec.model, ScratchModel) else _from_folder(spec.model)
+
+
+def _from_scratch(spec: ScratchModel) -> ModelPlan:
+    named = {"model_type": spec.family, **spec.config}
+    family = family_of(named)
+    config = family.config_from_hf(named)
+    return ModelPlan(
+        family=family,
+        config=config,
+        hf_config=family.config_to_hf(config),
+        layout=family.layout(config, head_in_file=not config.tie_embeddings),
+        policy=family.policy(config),
+        folder=None,
+        dtype="float32",
+    )
+
+
+def _from_folder(spec: HFModel) -> ModelPlan:
+    folder = hf.open_folder(spec.path)
+    family = family_of(folder.config)
+    config = family.config_from_hf(folder.config)
+    layout = family.layout(config, head_in_file=_HEAD in folder)
+    hf.require_fit(folder, layout, spec.dtype)
+    return ModelPlan(
+        family=family,
+        config=config,
+        hf_config=folder.config,
+        layout=layout,
+        policy=family.policy(config),
+        folder=folder,
+        dtype=spec.dtype,
+        declared_eos=declared_eos(spec.path),
+    )

@@ -1,0 +1,86 @@
+"""One phase made ready: its rows read and tokenised, its rewards imported, its algorithm composed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from areno_fn.contracts.batch import Example
+from areno_fn.contracts.errors import SpecError
+from areno_fn.contracts.execution import Acquisition
+from areno_fn.contracts.policy import TokenPolicy
+from areno_fn.contracts.spec import GRPO, Phase
+from areno_fn.steps import recipes
+from areno_fn.steps.optimizers.adamw import adamw
+from areno_fn.world.data import read_all
+from areno_fn.world.examples import encode_examples, encode_prompts
+from areno_fn.world.order import batches_per_epoch
+from areno_fn.world.rewards import Reward, load_all
+from areno_fn.world.tokenizer import Tokenizer
+
+
+@attrs.frozen(kw_only=True)
+class PhasePlan:
+    """A phase that can start without any further refusal.
+
+    Attributes:
+        spec: what was asked for.
+        algorithm: the composed pure functions.
+        steps: optimizer steps, or rollout iterations.
+        rows: the data rows, as the rewards see them.
+        examples: tokenised rows of a data-set algorithm, else empty.
+        prompts: tokenised prompts of a generating algorithm, else None.
+        rewards: judges of the training samples, empty for feedback none.
+    """
+
+    spec: Phase
+    algorithm: recipes.Algorithm
+    steps: int
+    rows: Sequence[Mapping[str, Any]]
+    examples: tuple[Example, ...]
+    prompts: tuple[tuple[int, ...], ...] | None
+    rewards: tuple[Reward, ...]
+
+    @property
+    def size(self) -> int:
+        """Rows in one epoch."""
+        return len(self.examples) if self.prompts is None else len(self.prompts)
+
+
+def plan_phase(spec: Phase, policy: TokenPolicy, tokenizer: Tokenizer, stop: tuple[int, ...]) -> PhasePlan:
+    """Reads, tokenises and composes one phase.
+
+    Raises:
+        DataError: a row cannot be used. RewardError: a reward does not import. SpecError: lengths do not fit.
+    """
+    where = f"phases.{spec.name}"
+    rewards = load_all(spec.rewards)
+    if spec.batch.max_length > policy.max_positions:
+        raise SpecError(
+            f"{where}.batch.max_length: {spec.batch.max_length} is beyond the model's context of {policy.max_positions} positions"
+        )
+    rows = read_all(spec.data)
+    examples: tuple[Example, ...] = ()
+    prompts: tuple[tuple[int, ...], ...] | None = None
+    if spec.algorithm.execution.acquisition is Acquisition.DATASET:
+        examples = tuple(encode_examples(rows, tokenizer, spec.batch.max_length, spec.batch.overlong))
+    else:
+        prompts = encode_prompts(rows, tokenizer, spec.batch.max_length - _completion_tokens(spec))
+    size = len(examples) if prompts is None else len(prompts)
+    steps = spec.steps or spec.epochs * batches_per_epoch(size, spec.batch.rows)
+    optimizer = adamw(spec.optimizers[0], steps * _updates_per_step(spec))
+    materials = recipes.Materials(policy=policy, optimizer=optimizer, stop=stop, micro_tokens=spec.batch.micro_tokens)
+    algorithm = recipes.build(spec.algorithm, materials)
+    return PhasePlan(
+        spec=spec, algorithm=algorithm, steps=steps, rows=rows, examples=examples, prompts=prompts, rewards=rewards
+    )
+
+
+def _completion_tokens(spec: Phase) -> int:
+    return spec.algorithm.sampling.max_tokens if isinstance(spec.algorithm, GRPO) else 0
+
+
+def _updates_per_step(spec: Phase) -> int:
+    return spec.algorithm.epochs * spec.algorithm.minibatches if isinstance(spec.algorithm, GRPO) else 1

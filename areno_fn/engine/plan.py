@@ -1,0 +1,129 @@
+"""From a specification to a plan: every refusal that can come before a weight is read comes from here.
+
+Order: types, composition, device, model configuration and checkpoint headers, tokenizer, data, rewards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+import torch
+
+from areno_fn.contracts.batch import Rollout
+from areno_fn.contracts.errors import SpecError
+from areno_fn.contracts.identity import RunIdentity
+from areno_fn.contracts.roles import Role, RoleLayout
+from areno_fn.contracts.spec import ByteTokenizer, Evaluation, HFModel, HFTokenizer, RunSpec
+from areno_fn.contracts.state import TrainState
+from areno_fn.engine.composition import check_composition
+from areno_fn.engine.evaluate import EvaluationPlan
+from areno_fn.engine.identity import identity_of
+from areno_fn.engine.model import ModelPlan, plan_model
+from areno_fn.engine.phases import PhasePlan, plan_phase
+from areno_fn.engine.specfile import check
+from areno_fn.steps.recipes import ACTOR
+from areno_fn.steps.token.rollout import sampler
+from areno_fn.world import tokenizer as tokenizers
+from areno_fn.world.data import read_all
+from areno_fn.world.examples import encode_prompts
+from areno_fn.world.rewards import load_all
+from areno_fn.world.tokenizer import Tokenizer
+
+
+@attrs.frozen(kw_only=True)
+class Plan:
+    """A run that can start: whatever could be refused without weights has been looked at.
+
+    Attributes:
+        spec: what was asked for.
+        device: where parameters live.
+        model: family, configuration, layout, and the folder the weights come from.
+        tokenizer: text to tokens and back.
+        phases: in order.
+        evaluation: None when the run has none.
+        rollout: decodes for evaluations.
+        roles: who owns which parameters.
+        identity: what a checkpoint must have in common with this run to continue it.
+    """
+
+    spec: RunSpec
+    device: torch.device
+    model: ModelPlan
+    tokenizer: Tokenizer
+    phases: tuple[PhasePlan, ...]
+    evaluation: EvaluationPlan | None
+    rollout: Callable[..., Rollout]
+    roles: RoleLayout
+    identity: RunIdentity
+
+    def steps_before(self, state: TrainState) -> int:
+        """Steps done over the whole run."""
+        return sum(phase.steps for phase in self.phases[: state.cursor.phase]) + state.cursor.step
+
+
+def plan(spec: RunSpec) -> Plan:
+    """Makes a plan, or refuses in one sentence per problem.
+
+    Raises:
+        ArenoError: the specification cannot be carried out; nothing has been changed.
+    """
+    spec = check(spec)
+    check_composition(spec)
+    device = _device(spec)
+    model = plan_model(spec)
+    tokenizer = _tokenizer(spec, model)
+    stop = tuple(token for token in tokenizer.eos_ids if token < model.policy.vocab_size)
+    phases = tuple(plan_phase(phase, model.policy, tokenizer, stop) for phase in spec.phases)
+    evaluation = None if spec.evaluation is None else _evaluation(spec.evaluation, model, tokenizer)
+    return Plan(
+        spec=spec,
+        device=device,
+        model=model,
+        tokenizer=tokenizer,
+        phases=phases,
+        evaluation=evaluation,
+        rollout=sampler(model.policy, stop),
+        roles=RoleLayout(roles=(Role(name=ACTOR),)),
+        identity=identity_of(spec, model, phases),
+    )
+
+
+def _device(spec: RunSpec) -> torch.device:
+    if spec.device == "cuda" and not torch.cuda.is_available():
+        raise SpecError("device: 'cuda' was asked for, but torch sees no CUDA device; use 'cpu' or 'auto'")
+    name = ("cuda" if torch.cuda.is_available() else "cpu") if spec.device == "auto" else spec.device
+    return torch.device(name)
+
+
+def _tokenizer(spec: RunSpec, model: ModelPlan) -> Tokenizer:
+    named = spec.tokenizer or (HFTokenizer(path=spec.model.path) if isinstance(spec.model, HFModel) else ByteTokenizer())
+    tokenizer = tokenizers.load(named, extra_eos=model.declared_eos)
+    if tokenizer.vocab_size > model.policy.vocab_size:
+        raise SpecError(
+            f"tokenizer: it has {tokenizer.vocab_size} tokens, but the model embeds {model.policy.vocab_size}; "
+            f"use the model's own tokenizer, or a larger vocab_size"
+        )
+    if not tokenizer.eos_ids:
+        raise SpecError("tokenizer: neither it nor the model's configuration names an end token, so no completion could end")
+    return tokenizer
+
+
+def _evaluation(spec: Evaluation, model: ModelPlan, tokenizer: Tokenizer) -> EvaluationPlan:
+    room = model.policy.max_positions - spec.sampling.max_tokens
+    if room < 1:
+        raise SpecError(
+            f"evaluation.sampling.max_tokens: {spec.sampling.max_tokens} leaves no room for a prompt in the model's "
+            f"context of {model.policy.max_positions} positions"
+        )
+    rewards = load_all(spec.rewards)
+    rows = read_all(spec.data)
+    rows = rows[: spec.limit] if spec.limit else rows
+    return EvaluationPlan(
+        rows=rows,
+        prompts=encode_prompts(rows, tokenizer, room),
+        rewards=rewards,
+        sampling=spec.sampling,
+        every=spec.every,
+        batch=spec.batch,
+    )

@@ -1,0 +1,125 @@
+"""Everything a run leaves behind while it goes on: metrics, completions, checkpoints, and what a person sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from areno_fn.contracts.actions import Metrics
+from areno_fn.contracts.state import TrainState
+from areno_fn.engine.evaluate import EvaluationResult
+from areno_fn.engine.outputs import Outputs
+from areno_fn.engine.plan import Plan
+from areno_fn.world.display import Display
+from areno_fn.world.jsonl_log import truncate
+from areno_fn.world.samples import Sample, SampleLog
+from areno_fn.world.trackers import JsonlTracker, TensorBoardTracker, Tracker, combine
+
+
+@attrs.frozen(kw_only=True)
+class Recorder:
+    """Receives what the loop has to say. Make one with `open_recorder`.
+
+    Attributes:
+        plan: the run.
+        display: shows it.
+        tracker: keeps metrics.
+        sample_log: keeps completions.
+        store: writes a resumable checkpoint.
+    """
+
+    plan: Plan
+    display: Display
+    tracker: Tracker
+    sample_log: SampleLog
+    store: Callable[[TrainState], None]
+
+    def begun(self, state: TrainState) -> None:
+        """A phase begins, or goes on after a resume."""
+        phase = self.plan.phases[state.cursor.phase]
+        self.display.phase(phase.spec.name, phase.steps, state.cursor.step)
+
+    def stepped(self, state: TrainState, metrics: Metrics) -> None:
+        """A step is done."""
+        self.tracker.log(self.plan.steps_before(state), self._name(state), metrics)
+        self.display.step(state.cursor.step, metrics)
+
+    def evaluated(self, state: TrainState, result: EvaluationResult | None) -> None:
+        """An evaluation is done, or there is none in this run."""
+        if result is None:
+            return
+        self.tracker.log(self.plan.steps_before(state), self._name(state), result.metrics)
+        self.display.evaluation(result.metrics)
+        evaluation = self.plan.evaluation
+        if evaluation is not None:
+            self._keep(state, evaluation.rows, result.texts, result.totals)
+
+    def completions(
+        self, state: TrainState, rows: Sequence[Mapping[str, Any]], texts: Sequence[str], totals: Sequence[float]
+    ) -> None:
+        """Training completions came back; some are kept now and then."""
+        if state.cursor.step % self.plan.spec.log.samples_every == 0:
+            self._keep(state, rows, texts, totals)
+
+    def due(self, state: TrainState) -> bool:
+        """Whether the specification asks for a checkpoint here."""
+        every = self.plan.spec.checkpoint.every
+        return every > 0 and state.cursor.step % every == 0
+
+    def save(self, state: TrainState) -> None:
+        """Writes a resumable checkpoint."""
+        self.store(state)
+
+    def close(self) -> None:
+        """Finishes all writing."""
+        self.tracker.close()
+        self.sample_log.close()
+        self.display.close()
+
+    def _name(self, state: TrainState) -> str:
+        return self.plan.phases[state.cursor.phase].spec.name
+
+    def _keep(
+        self, state: TrainState, rows: Sequence[Mapping[str, Any]], texts: Sequence[str], totals: Sequence[float]
+    ) -> None:
+        count = self.plan.spec.log.samples
+        kept = [
+            Sample(prompt=_prompt_text(row), completion=text, reward=total, answer=_answer(row))
+            for row, text, total in zip(rows[:count], texts[:count], totals[:count], strict=True)
+        ]
+        self.sample_log.log(self.plan.steps_before(state), self._name(state), kept)
+        self.display.samples(kept)
+
+
+def open_recorder(
+    plan: Plan, outputs: Outputs, display: Display, store: Callable[[TrainState], None], resumed: TrainState | None
+) -> Recorder:
+    """Opens the logs; those of a resumed run first lose what will be written again.
+
+    Args:
+        resumed: the state that the run continues from, None for a fresh run.
+    """
+    after = -1 if resumed is None else plan.steps_before(resumed)
+    names = [phase.spec.name for phase in plan.phases]
+    # the evaluation before a phase's first step is made again when the run continues there
+    done = names if resumed is None else names[: resumed.cursor.phase + (resumed.cursor.step > 0)]
+    for path in (outputs.metrics, outputs.samples):
+        truncate(path, after, done)
+    trackers: list[Tracker] = [JsonlTracker(outputs.metrics)]
+    if plan.spec.log.tensorboard:
+        trackers.append(TensorBoardTracker(outputs.tensorboard, None if resumed is None else after))
+    return Recorder(
+        plan=plan, display=display, tracker=combine(*trackers), sample_log=SampleLog(outputs.samples), store=store
+    )
+
+
+def _prompt_text(row: Mapping[str, Any]) -> str:
+    prompt = row.get("prompt", row.get("question", row.get("instruction", "")))
+    return prompt if isinstance(prompt, str) else str(prompt[-1].get("content", ""))
+
+
+def _answer(row: Mapping[str, Any]) -> str | None:
+    answer = row.get("answer")
+    return None if answer is None else str(answer)

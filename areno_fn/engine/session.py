@@ -1,0 +1,130 @@
+"""One run from its specification to its export: plan, prepare, train, sum up."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from areno_fn.ckpt.hf import Progress
+from areno_fn.ckpt.resume import latest, save_state
+from areno_fn.contracts.spec import RunSpec
+from areno_fn.contracts.state import TrainState
+from areno_fn.engine import summary
+from areno_fn.engine.export import export
+from areno_fn.engine.loop import train
+from areno_fn.engine.outputs import Outputs, prepare
+from areno_fn.engine.plan import Plan, plan
+from areno_fn.engine.recorder import open_recorder
+from areno_fn.engine.specfile import write
+from areno_fn.engine.start import initial_state, resumed_state
+from areno_fn.world import curves
+from areno_fn.world.display import Display, open_display
+
+STOPPED = 130
+
+
+def run(spec: RunSpec, *, resume: bool = False, overwrite: bool = False) -> int:
+    """Carries out a specification.
+
+    Args:
+        spec: what to do.
+        resume: continue the run in its output folder; a folder without a checkpoint starts afresh.
+        overwrite: delete a run in the output folder first.
+
+    Returns:
+        0 when the run is complete, 130 when it was interrupted and left a checkpoint.
+    """
+    made = plan(spec)
+    outputs = prepare(spec.out, resume=resume, overwrite=overwrite)
+    display = open_display()
+    try:
+        state = _train(made, outputs, display, resume)
+        if state.cursor.phase < len(made.phases):
+            display.message(f"stopped after step {made.steps_before(state)}; continue with --resume --out {spec.out}")
+            return STOPPED
+        _finish(made, outputs, state, display)
+        return 0
+    finally:
+        display.close()
+
+
+def describe(spec: RunSpec) -> str:
+    """What a run would do, after every check that needs no weights."""
+    made = plan(spec)
+    lines = [f"{spec.name}: {made.model.family.name} on {made.device}, seed {spec.seed}, out {spec.out}"]
+    for phase in made.phases:
+        kind = phase.spec.algorithm
+        contract = kind.execution
+        lines.append(
+            f"  {phase.spec.name}: {kind.__struct_config__.tag} ({contract.acquisition} + {contract.feedback}), "
+            f"{phase.steps} steps of {phase.spec.batch.rows} rows from {phase.size}"
+        )
+    if made.evaluation is not None:
+        lines.append(f"  evaluation: {len(made.evaluation.rows)} rows")
+    return "\n".join(lines)
+
+
+def _train(made: Plan, outputs: Outputs, display: Display, resume: bool) -> TrainState:
+    checkpoint = latest(outputs.checkpoints) if resume else None
+    if checkpoint is None:
+        resumed, state = None, initial_state(made, _progress(display, "weights"))
+    else:
+        resumed = state = resumed_state(made, str(checkpoint))
+        display.message(f"continuing after step {made.steps_before(state)} from {checkpoint}")
+    write(made.spec, outputs.spec)
+
+    def store(state: TrainState) -> None:
+        save_state(outputs.checkpoints, made.steps_before(state), state, made.identity, made.spec.checkpoint.keep)
+
+    recorder = open_recorder(made, outputs, display, store, resumed)
+    try:
+        with _asked_to_stop() as stop:
+            return train(made, state, recorder, stop)
+    finally:
+        recorder.close()
+
+
+def _finish(made: Plan, outputs: Outputs, state: TrainState, display: Display) -> None:
+    export(made, state, outputs.export)
+    curves.draw(outputs.metrics, outputs.curves)
+    found = summary.write(made.spec, outputs.metrics, outputs.summary)
+    for phase in found["phases"]:
+        display.message(
+            f"{phase['name']}: {phase['steps']} steps in {phase['seconds']:.0f} s, "
+            f"evaluation {_shown(phase['eval_start'])} -> {_shown(phase['eval_end'])}"
+        )
+    display.message(f"trained model in {outputs.export}, curves in {outputs.curves}")
+
+
+def _shown(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3f}"
+
+
+def _progress(display: Display, what: str) -> Progress:
+    show = display.loading(what)
+
+    def progress(done: int, total: int, done_bytes: int, total_bytes: int) -> None:
+        del done_bytes, total_bytes
+        show(done, total)
+
+    return progress
+
+
+@contextmanager
+def _asked_to_stop() -> Iterator[Callable[[], bool]]:
+    """Within it, the first Ctrl-C (or SIGTERM) is remembered and a second one interrupts."""
+    asked: list[int] = []
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        if asked:
+            signal.default_int_handler(number, frame)
+        asked.append(number)
+
+    before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

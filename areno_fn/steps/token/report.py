@@ -1,0 +1,54 @@
+"""Numbers that describe a judged rollout, by the names of the metric table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from areno_fn.contracts.actions import Metrics
+from areno_fn.contracts.batch import JudgedRollout
+
+_PEAKS = ("_max",)
+
+
+def describe(batch: JudgedRollout, advantages: torch.Tensor) -> Metrics:
+    """Rewards, advantages and lengths of a rollout.
+
+    Args:
+        batch: B judged sequences.
+        advantages: float32 [B].
+    """
+    rewards, rollout = batch.rewards.double(), batch.rollout
+    low, high = _group_extremes(rewards, rollout.groups)
+    values = {
+        "rollout/reward_mean": rewards.mean(),
+        "rollout/reward_std": rewards.std(correction=0),
+        "rollout/reward_min": rewards.min(),
+        "rollout/reward_max": rewards.max(),
+        "rollout/advantage_mean": advantages.double().mean(),
+        "rollout/advantage_std": advantages.double().std(correction=0),
+        "rollout/response_len_mean": rollout.lengths.double().mean(),
+        "rollout/prompt_len_mean": rollout.prompts.lengths.double().mean(),
+        "rollout/truncated_fraction": 1 - rollout.finished.double().mean(),
+        "rollout/zero_std_groups": (low == high).double().mean(),
+    }
+    return {name: float(value) for name, value in values.items()}
+
+
+def mean_metrics(reported: Sequence[Metrics]) -> Metrics:
+    """One report for the updates of an iteration: means over updates, maxima for names that end in `_max`."""
+    names = [name for name in reported[0] if all(name in metrics for metrics in reported)]
+    return {name: _combine(name, [metrics[name] for metrics in reported]) for name in names}
+
+
+def _combine(name: str, values: list[float]) -> float:
+    return max(values) if name.endswith(_PEAKS) else sum(values) / len(values)
+
+
+def _group_extremes(rewards: torch.Tensor, groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    _, inverse = torch.unique(groups, return_inverse=True)
+    count = int(inverse.max()) + 1
+    low = torch.full((count,), float("inf"), dtype=rewards.dtype, device=rewards.device).scatter_reduce(0, inverse, rewards, "amin")
+    high = torch.full((count,), float("-inf"), dtype=rewards.dtype, device=rewards.device).scatter_reduce(0, inverse, rewards, "amax")
+    return low, high
