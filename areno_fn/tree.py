@@ -150,7 +150,9 @@ def first_difference(first: Tree, second: Tree) -> str | None:
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of a tensor as uint8, so that NaNs and signed zeros compare exactly."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    flat = tensor.detach().cpu().reshape(-1)
+    # a single element may have any stride and still pass for contiguous
+    return (flat if flat.stride(0) == 1 else flat.clone(memory_format=torch.contiguous_format)).view(torch.uint8)
 
 
 def _leaf_difference(a: Any, b: Any) -> str | None:
