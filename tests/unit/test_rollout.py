@@ -13,6 +13,7 @@ from areno_fn.contracts.key import Key
 from areno_fn.contracts.spec import Sampling
 from areno_fn.steps.token.experience import experience
 from areno_fn.steps.token.rollout import sampler
+from areno_fn.steps.token.sampling import draw
 
 
 def prompts(*rows: list[int], ids: list[int] | None = None) -> Prompts:
@@ -84,6 +85,19 @@ def _distribution(logits: list[float], sampling: Sampling) -> dict[int, float]:
     stay = order[(share.cumsum(0) - share < sampling.top_p) & (share >= sampling.min_p * share[0])]
     logp = (weights[stay] / weights[stay].sum()).log()
     return dict(zip(stay.tolist(), logp.tolist(), strict=True))
+
+
+def test_a_token_is_drawn_with_the_noise_of_its_name_and_place() -> None:
+    policy, key, sampling = Bigram(), Key.of(6), Sampling(max_tokens=6, temperature=1.5)
+    params = policy.init()
+    out = sampler(policy, ())(params, prompts([1, 2, 3], [4], ids=[8, 30]), key, sampling, samples=2)
+    before = torch.tensor([3, 3, 4, 4])
+    for t in range(6):
+        again = draw(
+            params.table[before], sampling, key, torch.tensor([16, 17, 60, 61]), torch.tensor([3, 3, 1, 1]) + t
+        )
+        assert torch.equal(out.tokens[:, t], again.tokens)
+        before = again.tokens
 
 
 def test_samples_of_a_prompt_stand_together_and_are_named_after_it() -> None:

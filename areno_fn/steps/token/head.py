@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from itertools import repeat
 from typing import Any
 
-import attrs
 import torch
 import torch.utils._pytree as pytree
 
@@ -14,6 +13,8 @@ from areno_fn.autodiff import custom_vjp
 from areno_fn.contracts.policy import TokenPolicy
 from areno_fn.contracts.spec import Sampling
 from areno_fn.steps.token.sampling import MAX_LOGITS, log_probs
+
+_Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def decision_log_probs(
@@ -25,7 +26,7 @@ def decision_log_probs(
     kept: torch.Tensor | None = None,
     *,
     max_logits: int = MAX_LOGITS,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> _Pair:
     """Log-probabilities and entropies of decisions, given the hidden states they were made in.
 
     When the logits of all decisions would be more than `max_logits` numbers, they are made some rows at a
@@ -48,74 +49,78 @@ def decision_log_probs(
     if targets.shape[0] <= rows:
         return log_probs(policy.logits(params, hidden), targets, sampling, kept)
     leaves, structure = pytree.tree_flatten(params)
-    logp, entropy = _by_chunks(_Head(policy, sampling, structure, rows), hidden, targets, kept, *leaves)
+
+    def head(h: torch.Tensor, t: torch.Tensor, n: torch.Tensor | None, values: list[Any]) -> _Pair:
+        return log_probs(policy.logits(pytree.tree_unflatten(values, structure), h), t, sampling, n)
+
+    logp, entropy = _by_chunks(head, rows, hidden, targets, kept, *leaves)
     return logp, entropy
 
 
-@attrs.frozen
-class _Head:
-    policy: TokenPolicy
-    sampling: Sampling
-    structure: pytree.TreeSpec
-    rows: int
-
-    def __call__(
-        self, hidden: torch.Tensor, targets: torch.Tensor, kept: torch.Tensor | None, leaves: Sequence[Any]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        params = pytree.tree_unflatten(list(leaves), self.structure)
-        return log_probs(self.policy.logits(params, hidden), targets, self.sampling, kept)
-
-    def split(self, *of_rows: torch.Tensor | None) -> Iterator[tuple[Any, ...]]:
-        """The same rows of each, chunk by chunk; None stays None."""
-        chunks = [repeat(None) if x is None else torch.split(x, self.rows) for x in of_rows]
-        return zip(*chunks, strict=False)
+def _split(rows: int, *values: torch.Tensor | None) -> list[tuple[Any, ...]]:
+    """The same rows of each, chunk by chunk; None stays None."""
+    chunks = [repeat(None) if x is None else torch.split(x, rows) for x in values]
+    return list(zip(*chunks, strict=False))
 
 
 def _forward(
-    head: _Head, hidden: torch.Tensor, targets: torch.Tensor, kept: torch.Tensor | None, *leaves: Any
-) -> tuple[torch.Tensor, ...]:
-    parts = head.split(hidden, targets, kept)
-    logp, entropy = zip(*(head(h, t, n, leaves) for h, t, n in parts), strict=True)
-    return torch.cat(logp), torch.cat(entropy)
+    head: Callable[..., _Pair],
+    rows: int,
+    hidden: torch.Tensor,
+    targets: torch.Tensor,
+    kept: torch.Tensor | None,
+    *leaves: Any,
+) -> _Pair:
+    pairs = [head(h, t, n, list(leaves)) for h, t, n in _split(rows, hidden, targets, kept)]
+    return torch.cat([logp for logp, _ in pairs]), torch.cat([entropy for _, entropy in pairs])
 
 
 def _backward(cotangents: tuple[Any, ...], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Makes the logits again, chunk by chunk.
-
-    Plain autograd, because it tells a leaf that the head does not read from one whose gradient is 0. Most
-    leaves of a model are of the first kind; zeros for them in every chunk would cost a second model.
-    """
+    """Makes the logits again, chunk by chunk."""
     del outputs
-    head, hidden, targets, kept, *leaves = inputs
+    head, rows, hidden, targets, kept, *leaves = inputs
     moving = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and x.is_floating_point()]
     sums: dict[int, torch.Tensor] = {}
     into_hidden = []
-    for h, t, n, dlogp in head.split(hidden, targets, kept, cotangents[0]):
+    for h, t, n, dlogp in _split(rows, hidden, targets, kept, cotangents[0]):
         dh, *pulled = _pull_chunk(head, h, t, n, dlogp, leaves, moving)
         into_hidden.append(dh)
         for i, g in zip(moving, pulled, strict=True):
             if g is not None:  # summed in float32, as one product over all rows would be
                 sums[i] = sums[i].add_(g) if i in sums else g.to(torch.promote_types(g.dtype, torch.float32), copy=True)
     into_leaves = [sums[i].to(x.dtype) if i in sums else _zeros(x) for i, x in enumerate(leaves)]
-    return None, torch.cat(into_hidden), None, None, *into_leaves
+    return None, None, torch.cat(into_hidden), None, None, *into_leaves
 
 
 def _pull_chunk(
-    head: _Head,
+    head: Callable[..., _Pair],
     hidden: torch.Tensor,
     targets: torch.Tensor,
     kept: torch.Tensor | None,
     dlogp: torch.Tensor,
-    leaves: Sequence[Any],
+    leaves: list[Any],
     moving: list[int],
 ) -> tuple[torch.Tensor, ...]:
+    """Cotangents of a chunk's hidden states and of the moving leaves, None for leaves that the head does not read.
+
+    Plain autograd, because it tells those from leaves whose gradient is 0. Most leaves of a model are not
+    read here, and zeros for them in every chunk would cost a second model. Under `torch.compile` only
+    torch.func can be traced, and they are zeros.
+    """
+
+    def scored(h: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
+        full = list(leaves)
+        for i, value in zip(moving, values, strict=True):
+            full[i] = value
+        return head(h, targets, kept, full)[0]
+
+    at = (hidden, *(leaves[i] for i in moving))
+    if torch.compiler.is_compiling():
+        pulled: tuple[torch.Tensor, ...] = torch.func.vjp(scored, *at)[1](dlogp)
+        return pulled
     with torch.enable_grad():
-        hidden = hidden.detach().requires_grad_()
-        fresh = list(leaves)
-        for i in moving:
-            fresh[i] = leaves[i].detach().requires_grad_()
-        logp, _ = head(hidden, targets, kept, fresh)
-        return torch.autograd.grad(logp, [hidden, *(fresh[i] for i in moving)], dlogp, allow_unused=True)
+        at = tuple(x.detach().requires_grad_() for x in at)
+        return torch.autograd.grad(scored(*at), at, dlogp, allow_unused=True)
 
 
 def _zeros(leaf: Any) -> torch.Tensor | None:
