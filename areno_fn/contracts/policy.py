@@ -57,7 +57,9 @@ class TokenPolicy(Protocol):
         """Logits [..., V] of hidden states [..., D]."""
         ...
 
-    def prefill(self, params: Any, tokens: torch.Tensor, lengths: torch.Tensor, capacity: int) -> tuple[torch.Tensor, Cache]:
+    def prefill(
+        self, params: Any, tokens: torch.Tensor, lengths: torch.Tensor, capacity: int
+    ) -> tuple[torch.Tensor, Cache]:
         """Reads right-padded prompts [B, L]; returns the logits [B, V] after each row's last token, and a cache."""
         ...
 

@@ -40,7 +40,10 @@ def _phase(phase: Phase) -> Iterator[str]:
             f"remove the rewards, or put them under `evaluation`"
         )
     if contract.feedback is Feedback.RUNTIME_REWARD and not phase.rewards:
-        yield f"{where}.rewards: {kind} learns from runtime rewards and needs at least one, for example function = 'package.module:function'"
+        yield (
+            f"{where}.rewards: {kind} learns from runtime rewards and needs at least one, "
+            f"for example function = 'package.module:function'"
+        )
     if not phase.data:
         yield f"{where}.data: a phase needs at least one data source"
     yield from _optimizers(phase, where)

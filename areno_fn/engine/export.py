@@ -14,7 +14,14 @@ from areno_fn.engine.plan import Plan
 from areno_fn.steps.recipes import ACTOR
 from areno_fn.world import tokenizer_export
 
-_TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "chat_template*")
+_TOKENIZER_FILES = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab*",
+    "merges.txt",
+    "chat_template*",
+)
 
 
 def export(plan: Plan, state: TrainState, folder: Path) -> Path:

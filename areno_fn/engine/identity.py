@@ -26,7 +26,9 @@ def identity_of(spec: RunSpec, model: ModelPlan, phases: Sequence[PhasePlan]) ->
         model=digest(model.hf_config),
         phases=digest([_phase(phase, last=phase is spec.phases[-1]) for phase in spec.phases]),
         data=digest([_data(phase) for phase in phases]),
-        parameters=digest([(path, list(leaf.shape), str(leaf.dtype)) for path, leaf in tree.leaves_with_path(model.shapes())]),
+        parameters=digest(
+            [(path, list(leaf.shape), str(leaf.dtype)) for path, leaf in tree.leaves_with_path(model.shapes())]
+        ),
         optimizers=digest([phase.optimizers for phase in spec.phases]),
         seed=spec.seed,
     )

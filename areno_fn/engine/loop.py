@@ -89,9 +89,11 @@ def _dataset_step(plan: Plan, phase: PhasePlan, state: TrainState, recorder: Rec
 
 
 def _generation_step(plan: Plan, phase: PhasePlan, state: TrainState, recorder: Recorder) -> tuple[TrainState, Metrics]:
+    sample, prompts = phase.algorithm.sample, phase.prompts
+    assert sample is not None and prompts is not None, "the phase was planned for an algorithm that generates"
     rows = _rows(phase, state)
     watch = Stopwatch()
-    rollout = phase.algorithm.sample(state, pad_prompts(phase.prompts, rows, plan.device))
+    rollout = sample(state, pad_prompts(prompts, rows, plan.device))
     texts = completions(rollout, plan.tokenizer)
     seconds = {"time/rollout": watch.lap()}
     samples = len(texts) // len(rows)

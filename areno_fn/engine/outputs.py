@@ -10,7 +10,16 @@ import attrs
 
 from areno_fn.contracts.errors import SpecError
 
-_OWN = ("metrics.jsonl", "samples.jsonl", "summary.json", "curves.png", "spec.yaml", "tensorboard", "checkpoints", "export")
+_OWN = (
+    "metrics.jsonl",
+    "samples.jsonl",
+    "summary.json",
+    "curves.png",
+    "spec.yaml",
+    "tensorboard",
+    "checkpoints",
+    "export",
+)
 
 
 @attrs.frozen

@@ -97,7 +97,9 @@ def _device(spec: RunSpec) -> torch.device:
 
 
 def _tokenizer(spec: RunSpec, model: ModelPlan) -> Tokenizer:
-    named = spec.tokenizer or (HFTokenizer(path=spec.model.path) if isinstance(spec.model, HFModel) else ByteTokenizer())
+    named = spec.tokenizer or (
+        HFTokenizer(path=spec.model.path) if isinstance(spec.model, HFModel) else ByteTokenizer()
+    )
     tokenizer = tokenizers.load(named, extra_eos=model.declared_eos)
     if tokenizer.vocab_size > model.policy.vocab_size:
         raise SpecError(
@@ -105,7 +107,9 @@ def _tokenizer(spec: RunSpec, model: ModelPlan) -> Tokenizer:
             f"use the model's own tokenizer, or a larger vocab_size"
         )
     if not tokenizer.eos_ids:
-        raise SpecError("tokenizer: neither it nor the model's configuration names an end token, so no completion could end")
+        raise SpecError(
+            "tokenizer: neither it nor the model's configuration names an end token, so no completion could end"
+        )
     return tokenizer
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from areno_fn.ckpt import hf
 from areno_fn.ckpt.resume import load_state, read_manifest
+from areno_fn.contracts.errors import CheckpointError
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.record import replace
 from areno_fn.contracts.state import Counters, Cursor, TrainState
@@ -31,10 +34,20 @@ def resumed_state(plan: Plan, checkpoint: str) -> TrainState:
     """
     manifest = read_manifest(checkpoint)
     plan.identity.require(manifest.identity, checkpoint)
-    at = Cursor(
-        **{name: manifest.values.scalars.get(f"cursor.{name}") for name in ("phase", "step", "epoch", "batch")}
-    )
+    at = _cursor(manifest.values.scalars, checkpoint)
     return load_state(checkpoint, _like(plan, at), plan.identity, plan.device)
+
+
+def _cursor(saved: Mapping[str, object], checkpoint: str) -> Cursor:
+    place: dict[str, int] = {}
+    for name in ("phase", "step", "epoch", "batch"):
+        value = saved.get(f"cursor.{name}")
+        if not isinstance(value, int):
+            raise CheckpointError(
+                f"{checkpoint} does not say where the run stood: cursor.{name} is {value!r}, but must be an integer"
+            )
+        place[name] = value
+    return Cursor(**place)
 
 
 def _like(plan: Plan, at: Cursor) -> TrainState:

@@ -23,7 +23,7 @@ def summarise(spec: RunSpec, metrics: Path) -> dict[str, Any]:
         `eval_start` and `eval_end` (the evaluation's score, None where there was none).
     """
     lines = [msgspec.json.decode(line) for line in metrics.read_bytes().splitlines() if line.strip()]
-    phases = [_phase(phase.name, phase.algorithm.__struct_config__.tag, lines) for phase in spec.phases]
+    phases = [_phase(phase.name, str(phase.algorithm.__struct_config__.tag), lines) for phase in spec.phases]
     return {"seed": spec.seed, "phases": [phase for phase in phases if phase is not None]}
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
-import torch
 
 from areno_fn.contracts.actions import Metrics
 from areno_fn.contracts.batch import JudgedRollout, PackedTokens, Prompts, Rollout
@@ -104,7 +103,9 @@ def grpo(spec: GRPO, materials: Materials) -> Algorithm:
 
     def sample(state: TrainState, prompts: Prompts) -> Rollout:
         key = state.key.fold("rollout").fold(state.counters.rollout_iteration)
-        return rollout(state.params[ACTOR], prompts, key, spec.sampling, samples=spec.samples, max_rows=materials.max_rows)
+        return rollout(
+            state.params[ACTOR], prompts, key, spec.sampling, samples=spec.samples, max_rows=materials.max_rows
+        )
 
     def step(state: TrainState, batch: JudgedRollout) -> tuple[TrainState, Metrics]:
         advantages = group_advantages(batch.rewards, batch.rollout.groups, scale=spec.scale)
@@ -112,7 +113,13 @@ def grpo(spec: GRPO, materials: Materials) -> Algorithm:
         reported = []
         for epoch in range(spec.epochs):
             for rows in minibatches(batch.rollout.lengths.shape[0], spec.minibatches, shuffle.fold(epoch)):
-                micro = experience(batch.rollout, advantages, rows=rows, micro_tokens=materials.micro_tokens, mask_truncated=spec.mask_truncated)
+                micro = experience(
+                    batch.rollout,
+                    advantages,
+                    rows=rows,
+                    micro_tokens=materials.micro_tokens,
+                    mask_truncated=spec.mask_truncated,
+                )
                 if keep_reference:
                     micro = tuple(with_reference(m, refer(state.snapshots[REFERENCE], m.packed)) for m in micro)
                 state, metrics = update(state, micro)
@@ -147,7 +154,9 @@ RECIPES: dict[type[AlgorithmSpec], Recipe] = {
 
 for _spec, _recipe in RECIPES.items():
     if _spec.execution is not _recipe.execution:
-        raise TypeError(f"{_spec.__name__} declares {_spec.execution}, but its recipe was written for {_recipe.execution}")
+        raise TypeError(
+            f"{_spec.__name__} declares {_spec.execution}, but its recipe was written for {_recipe.execution}"
+        )
 
 
 def build(spec: AlgorithmSpec, materials: Materials) -> Algorithm:

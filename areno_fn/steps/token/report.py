@@ -49,6 +49,6 @@ def _combine(name: str, values: list[float]) -> float:
 def _group_extremes(rewards: torch.Tensor, groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     _, inverse = torch.unique(groups, return_inverse=True)
     count = int(inverse.max()) + 1
-    low = torch.full((count,), float("inf"), dtype=rewards.dtype, device=rewards.device).scatter_reduce(0, inverse, rewards, "amin")
-    high = torch.full((count,), float("-inf"), dtype=rewards.dtype, device=rewards.device).scatter_reduce(0, inverse, rewards, "amax")
+    low = rewards.new_full((count,), torch.inf).scatter_reduce(0, inverse, rewards, "amin")
+    high = rewards.new_full((count,), -torch.inf).scatter_reduce(0, inverse, rewards, "amax")
     return low, high
