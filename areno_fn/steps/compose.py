@@ -17,6 +17,7 @@ from areno_fn.contracts.record import replace
 from areno_fn.contracts.state import TrainState
 from areno_fn.steps.joins import Ends, Stage, ends, fits, join, show, stage_name
 from areno_fn.steps.reduce import add_sums, finish, reduce_sums
+from areno_fn.steps.scaling import divided
 
 __all__ = [
     "Objective",
@@ -205,5 +206,5 @@ def _divided(gradient: Any, weight: torch.Tensor) -> Any:
     leaves = tree.leaves(gradient)
     # dividing by infinity makes the gradient of nothing exactly 0 without another pass over it
     divisor = torch.where(weight == 0, torch.inf, weight)
-    divided = iter(torch._foreach_div(_floating(leaves), divisor))
-    return tree.unflatten(gradient, [next(divided) if _floating([leaf]) else leaf for leaf in leaves])
+    means = iter(divided(_floating(leaves), divisor))
+    return tree.unflatten(gradient, [next(means) if _floating([leaf]) else leaf for leaf in leaves])

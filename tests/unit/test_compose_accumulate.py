@@ -185,6 +185,13 @@ def test_refusals() -> None:
         accumulate(OBJECTIVE)(make()[0], ())
 
 
+def test_a_gradient_compiles_as_one_graph() -> None:
+    params, batch = make(torch.float32)
+    derive = accumulate(OBJECTIVE)
+    compiled = torch.compile(derive, fullgraph=True, backend="eager")
+    assert tree.equal(compiled(params, (batch, batch)), derive(params, (batch, batch)))
+
+
 # ------------------------------------------------------------------------------------------ the step
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
 from areno_fn import tree
 from areno_fn.contracts.errors import RecordError, SpecError
@@ -276,3 +277,26 @@ def test_a_transform_of_ones_own_joins_a_chain() -> None:
     optimizer = with_master(chain(sign, scale_by_learning_rate(0.25)))
     params, state = run(optimizer, {"w": torch.tensor([1.0, -1.0])}, 2, lambda _, p: p)
     assert params["w"].tolist() == [0.5, -0.5] and state.inner[0].item() == 2 and isinstance(state, MasterState)
+
+
+def test_an_update_compiles_as_one_graph_and_is_not_traced_again() -> None:
+    optimizer = adamw(SPECS["scheduled"], 100)
+    counter = CompileCounter()
+    apply = torch.compile(optimizer.apply, fullgraph=True, backend=counter)
+    params = expected = make(torch.bfloat16)
+    state = expected_state = optimizer.init(params)
+    for step in range(4):
+        params, state, _ = apply(quadratic(step, params), state, params)
+        expected, expected_state, _ = optimizer.apply(quadratic(step, expected), expected_state, expected)
+    assert counter.frame_count == 1 and tree.equal((params, state), (expected, expected_state))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_no_leaf_changes_its_dtype(dtype: torch.dtype) -> None:
+    """A leaf of no dimensions would take the dtype of a float64 scalar that it is multiplied by."""
+    params = {**make(dtype), "other": torch.ones((), dtype=torch.float64), "half": torch.ones((), dtype=torch.float16)}
+    optimizer = adamw(SPECS["scheduled"], 100)
+    state = optimizer.init(params)
+    moved, after, _ = optimizer.apply(quadratic(0, params), state, params)
+    kinds = [(path, leaf.dtype, leaf.shape) for path, leaf in tree.leaves_with_path((params, state))]
+    assert [(path, leaf.dtype, leaf.shape) for path, leaf in tree.leaves_with_path((moved, after))] == kinds

@@ -9,8 +9,7 @@ import torch
 from areno_fn import tree
 from areno_fn.contracts.optim import Transform
 from areno_fn.contracts.record import record
-
-Leaves = list[torch.Tensor] | tuple[torch.Tensor, ...]
+from areno_fn.steps.scaling import Leaves, fitting
 
 
 @record
@@ -52,8 +51,8 @@ def scale_by_adam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Tran
         mu = torch._foreach_lerp(tree.leaves(state.mu), gradient, 1 - b1)
         nu = torch._foreach_mul(tree.leaves(state.nu), b2)
         torch._foreach_addcmul_(nu, gradient, gradient, 1 - b2)
-        scaled = _corrected(mu, nu, _bias(b1, count), _bias(b2, count), eps)
-        return tree.unflatten(updates, scaled), ScaleByAdamState(
+        direction = _corrected(mu, nu, _bias(b1, count), _bias(b2, count), eps)
+        return tree.unflatten(updates, direction), ScaleByAdamState(
             count=count, mu=tree.unflatten(state.mu, mu), nu=tree.unflatten(state.nu, nu)
         )
 
@@ -63,9 +62,9 @@ def scale_by_adam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Tran
 def _corrected(mu: Leaves, nu: Leaves, bias_1: torch.Tensor, bias_2: torch.Tensor, eps: float) -> Leaves:
     """The update mu / bias_1 / (sqrt(nu / bias_2) + eps), in the memory of one copy of the moments."""
     result = torch._foreach_sqrt(nu)
-    torch._foreach_div_(result, bias_2.sqrt())
+    torch._foreach_div_(result, fitting(bias_2.sqrt(), result))
     torch._foreach_add_(result, eps)
-    torch._foreach_mul_(result, bias_1)
+    torch._foreach_mul_(result, fitting(bias_1, result))
     torch._foreach_reciprocal_(result)
     torch._foreach_mul_(result, mu)
     return result

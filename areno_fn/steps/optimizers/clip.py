@@ -11,6 +11,7 @@ from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.optim import Transform
 from areno_fn.contracts.record import record
 from areno_fn.steps.reduce import wide
+from areno_fn.steps.scaling import scaled
 
 
 @record
@@ -51,7 +52,7 @@ def clip_by_global_norm(limit: float) -> Transform:
         del state, params
         norm = global_norm(updates)
         factor = (limit / (norm + 1e-6)).clamp(max=1.0)
-        scaled = tree.unflatten(updates, torch._foreach_mul(tree.leaves(updates), factor))
-        return scaled, ClipByGlobalNormState(norm=norm.float())
+        clipped = tree.unflatten(updates, scaled(tree.leaves(updates), factor))
+        return clipped, ClipByGlobalNormState(norm=norm.float())
 
     return Transform(init=init, update=update)

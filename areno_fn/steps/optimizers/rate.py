@@ -10,6 +10,7 @@ import torch
 from areno_fn import tree
 from areno_fn.contracts.optim import Transform
 from areno_fn.contracts.record import record
+from areno_fn.steps.scaling import scaled
 
 
 @record
@@ -42,7 +43,7 @@ def scale_by_learning_rate(schedule: Callable[[torch.Tensor], torch.Tensor] | fl
         del params
         count = state.count + 1
         rate = torch.full_like(state.rate, schedule) if isinstance(schedule, int | float) else schedule(count)
-        scaled = torch._foreach_mul(tree.leaves(updates), -rate)
-        return tree.unflatten(updates, scaled), ScaleByLearningRateState(count=count, rate=rate)
+        moves = scaled(tree.leaves(updates), -rate)
+        return tree.unflatten(updates, moves), ScaleByLearningRateState(count=count, rate=rate)
 
     return Transform(init=init, update=update)
