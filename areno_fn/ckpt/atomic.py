@@ -78,17 +78,27 @@ def restore(path: Path) -> None:
 
 
 def sweep(parent: Path, name: str) -> None:
-    """Removes what crashed writers of `name` (a pattern as for `glob`) left in `parent`."""
+    """Removes what crashed writers of `name` (a pattern as for `glob`) left in `parent`.
+
+    Raises:
+        CheckpointError: the disk refuses.
+    """
     for leftover in sorted(parent.glob(f".{name}.writing-*")):
-        with suppress(FileNotFoundError):  # another writer sweeps too
+        # another writer may sweep too
+        with _removing(leftover), suppress(FileNotFoundError):
             _remove_if_abandoned(leftover)
 
 
 def retire(path: Path) -> None:
-    """Removes a folder so that it never stands half removed under its own name."""
-    unnamed = _writing(path)
-    disk.rename(path, unnamed)
-    _remove(unnamed)
+    """Removes a folder so that it never stands half removed under its own name.
+
+    Raises:
+        CheckpointError: the disk refuses.
+    """
+    with _removing(path):
+        unnamed = _writing(path)
+        disk.rename(path, unnamed)
+        _remove(unnamed)
 
 
 @contextmanager
@@ -141,8 +151,22 @@ def _reported(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
-        raise CheckpointError(f"{path} could not be written ({reason}); what was there before is untouched") from error
+        raise CheckpointError(
+            f"{path} could not be written ({_reason(error)}); what was there before is untouched"
+        ) from error
+
+
+@contextmanager
+def _removing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{path} could not be removed ({_reason(error)})") from error
+
+
+def _reason(error: OSError) -> str:
+    where = f": {error.filename}" if error.filename else ""
+    return f"{error.strerror or error}{where}"
 
 
 def _remove(path: Path) -> None:

@@ -111,9 +111,9 @@ def parse_header(path: Path, raw: bytes, size: int) -> Header:
     Raises:
         CheckpointError: it is not a header, or does not describe exactly the bytes that follow it.
     """
+    if raw[:1] != b"{":
+        raise CheckpointError(f"the header of {path} must begin with '{{', it begins with {raw[:1]!r}")
     values = strict_json(raw, f"the header of {path}")
-    if not isinstance(values, dict):
-        raise CheckpointError(f"the header of {path} is a JSON {type(values).__name__}, it must be an object")
     metadata = values.pop(_METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise CheckpointError(f"the header of {path}: {_METADATA} must map strings to strings")

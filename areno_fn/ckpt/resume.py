@@ -111,13 +111,9 @@ def read_manifest(folder: str | Path) -> Manifest:
     Raises:
         CheckpointError: there is none, it is damaged, or of another version.
     """
-    path = Path(folder) / MANIFEST
-    try:
-        manifest = msgspec.msgpack.decode(read_small(path), type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from None
+    manifest = _decoded(Path(folder) / MANIFEST)
     if manifest.version != VERSION or manifest.values.version != VERSION:
-        raise CheckpointError(f"{path} has version {manifest.version}, this library reads version {VERSION}")
+        raise CheckpointError(f"{folder} has version {manifest.version}, this library reads version {VERSION}")
     return manifest
 
 
@@ -149,6 +145,13 @@ def load_state(
     return rebuild(like, tensors, manifest.values, device)
 
 
+def _decoded(path: Path) -> Manifest:
+    try:
+        return msgspec.msgpack.decode(read_small(path), type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from None
+
+
 def _read_verified(header: Header, sha256: str) -> dict[str, torch.Tensor]:
     """All tensors, in the order of their bytes, which leave no gap: so the checksum is that of the whole file."""
     tensors = {}
@@ -175,17 +178,17 @@ def _is_complete(folder: Path) -> bool:
     if not (folder / MANIFEST).is_file() or not (folder / DATA).is_file():
         return False
     try:
-        return read_manifest(folder).file.size == (folder / DATA).stat().st_size
+        return _decoded(folder / MANIFEST).file.size == (folder / DATA).stat().st_size
     except CheckpointError:
         return False
 
 
 def _prune(root: Path, written: Path, keep: int) -> None:
-    """Removes what is older than the newest `keep` complete states, and what interrupted removals left."""
+    """Removes what interrupted removals left, and what is older than the newest `keep` complete states."""
+    atomic.sweep(root, "step-*")
     complete = 0
     for folder in _newest_first(root):
         if complete >= keep and folder != written:
             atomic.retire(folder)
         elif _is_complete(folder):
             complete += 1
-    atomic.sweep(root, "step-*")

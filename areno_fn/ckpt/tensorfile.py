@@ -158,4 +158,5 @@ def _dtype(name: str, spec: TensorSpec) -> torch.dtype:
 
 def memory(tensor: torch.Tensor) -> memoryview:
     """The bytes of a contiguous CPU tensor, not copied."""
-    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+    # a tensor of one element is contiguous with any stride, which `view` does not accept
+    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data

@@ -452,4 +452,4 @@ def _require_equal_bits(target: str, first: str, a: torch.Tensor, second: str, b
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return tensor.detach().contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
