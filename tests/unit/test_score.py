@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import typing
 from typing import Any
 
@@ -133,7 +130,9 @@ def test_chunks_also_work_under_plain_autograd_and_without_a_gradient() -> None:
         assert torch.equal(decision_log_probs(POLICY, Sampling(), params, hidden, targets, max_logits=limit)[0], parts)
 
 
-def chunks_compile() -> None:
+@pytest.mark.traced
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo does it itself
+def test_chunks_compile_without_a_graph_break() -> None:
     source = torch.Generator().manual_seed(3)
     hidden = torch.randn(9, POLICY.width, generator=source)
     targets, kept = torch.arange(9), torch.arange(9) + 1
@@ -147,13 +146,6 @@ def chunks_compile() -> None:
     torch.testing.assert_close(compiled_value, value)
     for a, b in zip(tree.leaves(compiled), tree.leaves(gradient), strict=True):
         torch.testing.assert_close(a, b)
-
-
-def test_chunks_compile_without_a_graph_break() -> None:
-    """In a fresh interpreter: Dynamo cannot trace what typeguard watches."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
 
 
 def test_chunks_of_bfloat16_parameters_sum_their_gradients_in_float32() -> None:
@@ -228,7 +220,3 @@ def test_R5_padding_does_not_reach_positions_or_attention() -> None:
     beside = rollout(PARAMS, prompts(), Key.of(0), sampling)  # the same prompt and id, next to a longer one
     assert torch.equal(beside.tokens[1], alone.tokens[0])
     torch.testing.assert_close(beside.logp[1], alone.logp[0], rtol=0, atol=1e-6)
-
-
-if __name__ == "__main__":
-    chunks_compile()
