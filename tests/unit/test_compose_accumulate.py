@@ -185,6 +185,7 @@ def test_refusals() -> None:
         accumulate(OBJECTIVE)(make()[0], ())
 
 
+@pytest.mark.traced
 def test_a_gradient_compiles_as_one_graph() -> None:
     params, batch = make(torch.float32)
     derive = accumulate(OBJECTIVE)

@@ -279,6 +279,7 @@ def test_a_transform_of_ones_own_joins_a_chain() -> None:
     assert params["w"].tolist() == [0.5, -0.5] and state.inner[0].item() == 2 and isinstance(state, MasterState)
 
 
+@pytest.mark.traced
 def test_an_update_compiles_as_one_graph_and_is_not_traced_again() -> None:
     optimizer = adamw(SPECS["scheduled"], 100)
     counter = CompileCounter()
