@@ -32,7 +32,7 @@ class CheckpointError(ArenoError, ValueError):
 
 
 class ModelError(ArenoError, ValueError):
-    """A model configuration has a field that this library does not support."""
+    """A model configuration has a field that this library does not support, or a model was given tokens it cannot read."""
 
 
 class DataError(ArenoError, ValueError):

@@ -16,7 +16,7 @@ DESCRIPTIVE = (
     # what stands beside the function: provenance, storage, special tokens, reporting
     "transformers_version", "transformers.js_config", "name_or_path", "unsloth_version", "unsloth_fixed",
     "torch_dtype", "dtype", "use_bfloat16", "use_cache", "torchscript", "tf_legacy_loss", "attn_implementation",
-    "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id",
+    "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id", "decoder_start_token_id",
     "tokenizer_class", "tokenizer_padding_side", "tokenizer_model_max_length", "model_max_length", "max_sequence_length",
     "id2label", "label2id", "problem_type", "finetuning_task", "task_specific_params", "prefix", "is_decoder",
     "output_hidden_states", "output_attentions", "return_dict", "chunk_size_feed_forward",

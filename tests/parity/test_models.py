@@ -121,6 +121,17 @@ def reference_logits(model: Any, tokens: torch.Tensor, lengths: tuple[int, ...])
     return torch.cat([model(document[None]).logits[0] for document in tokens.split(lengths)])
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_layout_of_the_family_lays_out_what_was_laid_out_by_hand(variant: str) -> None:
+    model, params, config = build(variant, "default")
+    state = {n: t for n, t in model.state_dict().items() if n != "lm_head.weight" or not config.tie_embeddings}
+    layout = family_of({"model_type": model.config.model_type}).layout(config, head_in_file="lm_head.weight" in state)
+    laid = layout(state)
+    assert sorted(laid) == sorted(path for path, _ in tree.leaves_with_path(params))
+    for path, leaf in tree.leaves_with_path(params):
+        assert torch.equal(laid[path], leaf), path
+
+
 @pytest.mark.parametrize("rope", ROPES)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_of_packed_documents_equal_transformers(variant: str, rope: str) -> None:

@@ -113,9 +113,10 @@ def test_decode_takes_the_cache_over_and_writes_it_in_place() -> None:
     _, cache = POLICY.prefill(PARAMS, rows((2, 1), 2), lengths, 4)
     before = [x.clone() for x in cache.keys]
     storage = cache.keys[0].data_ptr()
+    assert cache.lengths.data_ptr() != lengths.data_ptr()  # what is donated later is the cache's own
     _, after = POLICY.decode(PARAMS, torch.tensor([5, 6]), cache)
     assert after.keys[0].data_ptr() == storage
-    assert lengths.tolist() == [2, 1]  # the caller's own tensor is not the cache's
+    assert lengths.tolist() == [2, 1]
     for old, new in zip(before, after.keys, strict=True):
         changed = (old != new).any(-1).any(-1)
         assert changed.tolist() == [[False, False, True, False], [False, True, False, False]]
