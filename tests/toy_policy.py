@@ -118,7 +118,7 @@ class Watched:
 
     inner: Bigram | Attention
     logits_made: list[int] = attrs.field(factory=list)
-    prefilled: list[int] = attrs.field(factory=list)
+    prefilled: list[tuple[int, ...]] = attrs.field(factory=list)
     capacities: list[int] = attrs.field(factory=list)
     decoded: list[int] = attrs.field(factory=list)
 
@@ -139,7 +139,7 @@ class Watched:
         return logits
 
     def prefill(self, params, tokens, lengths, capacity):
-        self.prefilled.append(tokens.shape[0])
+        self.prefilled.append(tuple(tokens.shape))
         self.capacities.append(capacity)
         return self.inner.prefill(params, tokens, lengths, capacity)
 

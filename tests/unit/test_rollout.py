@@ -116,7 +116,7 @@ def test_a_prompt_is_read_once_and_finished_rows_leave() -> None:
     policy = Watched(Bigram(vocab_size=9))
     params = chain({1: 2, 2: 3, 3: 4, 4: 5, 5: 0, 6: 5, 7: 5, 8: 5}, 9)
     out = sampler(policy, (0,))(params, prompts([1], [6], [7], [8]), Key.of(0), Sampling(max_tokens=8), samples=2)
-    assert policy.prefilled == [4]
+    assert policy.prefilled == [(4, 1)]
     assert out.lengths.tolist() == [5, 5, 2, 2, 2, 2, 2, 2]
     assert policy.decoded == [8, 2, 2, 2]  # six of eight stop at their second token; all at the fifth
 
@@ -135,6 +135,7 @@ def test_the_cache_has_room_for_what_is_read_and_no_more() -> None:
     policy = Watched(Attention())
     wide = Prompts(tokens=torch.ones(2, 9, dtype=torch.int64), lengths=torch.tensor([3, 5]), ids=torch.tensor([0, 1]))
     sampler(policy, ())(policy.inner.init(), wide, Key.of(0), Sampling(max_tokens=4))
+    assert policy.prefilled == [(2, 5)]
     assert policy.capacities == [5 + 4 - 1]
     assert policy.decoded == [2, 2, 2]
 

@@ -14,6 +14,7 @@ from areno_fn.autodiff import value_and_grad
 from areno_fn.contracts.actions import Actions, Scores
 from areno_fn.contracts.batch import Example, Experience, PackedTokens, Prompts
 from areno_fn.contracts.key import Key
+from areno_fn.contracts.record import replace
 from areno_fn.contracts.spec import Sampling
 from areno_fn.steps.token.experience import experience
 from areno_fn.steps.token.head import decision_log_probs
@@ -74,6 +75,15 @@ def test_act_carries_what_was_recorded() -> None:
     assert tree.equal((actions.old, actions.advantage, actions.reference), (old, advantage, reference))
     for name in ("logp", "weight", "segments", "entropy"):
         assert torch.equal(getattr(actions, name), getattr(scores, name))
+
+
+def test_the_recorded_number_of_tokens_overrules_the_rules() -> None:
+    packed = pack(some_rows())
+    two = torch.full_like(packed.targets, 2)
+    bound = score(POLICY, Sampling(top_p=0.9))(PARAMS, replace(packed, kept=two))
+    exact = score(POLICY, Sampling(top_k=2))(PARAMS, packed)
+    assert torch.equal(bound.logp, exact.logp) and torch.equal(bound.entropy, exact.entropy)
+    assert not torch.equal(bound.logp, score(POLICY, Sampling(top_p=0.9))(PARAMS, packed).logp)
 
 
 def test_entropy_carries_no_gradient_and_the_reference_none_at_all() -> None:
