@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from areno_fn.contracts.state import Counters as Counters
     from areno_fn.contracts.state import Cursor as Cursor
     from areno_fn.contracts.state import TrainState as TrainState
+    from areno_fn.engine.hf import load_hf as load_hf
+    from areno_fn.engine.hf import save_hf as save_hf
+    from areno_fn.engine.plan import Plan as Plan
+    from areno_fn.engine.plan import plan as plan
     from areno_fn.engine.specfile import read as read_spec  # noqa: F401
     from areno_fn.models import FAMILIES as FAMILIES
     from areno_fn.steps.advantages import group_advantages as group_advantages
@@ -82,6 +86,10 @@ _HOMES = {
     "Counters": "contracts.state:Counters",
     "Cursor": "contracts.state:Cursor",
     "TrainState": "contracts.state:TrainState",
+    "load_hf": "engine.hf:load_hf",
+    "save_hf": "engine.hf:save_hf",
+    "Plan": "engine.plan:Plan",
+    "plan": "engine.plan:plan",
     "read_spec": "engine.specfile:read",
     "FAMILIES": "models:FAMILIES",
     "group_advantages": "steps.advantages:group_advantages",

@@ -70,10 +70,15 @@ def plan_model(spec: RunSpec) -> ModelPlan:
     Raises:
         ModelError: an unsupported field. CheckpointError: the folder is damaged or incomplete.
     """
-    return _from_scratch(spec.model) if isinstance(spec.model, ScratchModel) else _from_folder(spec.model)
+    return from_scratch(spec.model) if isinstance(spec.model, ScratchModel) else from_folder(spec.model)
 
 
-def _from_scratch(spec: ScratchModel) -> ModelPlan:
+def from_scratch(spec: ScratchModel) -> ModelPlan:
+    """A model of a configuration alone.
+
+    Raises:
+        ModelError: an unsupported field.
+    """
     named = {"model_type": spec.family, **spec.config}
     family = family_of(named)
     config = family.config_from_hf(named)
@@ -88,7 +93,12 @@ def _from_scratch(spec: ScratchModel) -> ModelPlan:
     )
 
 
-def _from_folder(spec: HFModel) -> ModelPlan:
+def from_folder(spec: HFModel) -> ModelPlan:
+    """The model of a Hugging Face folder, whose headers have been checked against the family's layout.
+
+    Raises:
+        ModelError: an unsupported field. CheckpointError: the folder is damaged or incomplete.
+    """
     folder = hf.open_folder(spec.path)
     family = family_of(folder.config)
     config = family.config_from_hf(folder.config)
