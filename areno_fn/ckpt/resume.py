@@ -19,7 +19,7 @@ from areno_fn.ckpt import atomic
 from areno_fn.ckpt.header import Header, read_header
 from areno_fn.ckpt.paths import read_small
 from areno_fn.ckpt.tensorfile import Reader, memory, write_tensors
-from areno_fn.ckpt.trees import Values, flatten, rebuild, require_like
+from areno_fn.ckpt.trees import Values, flatten, rebuild, require_consistent, require_like
 from areno_fn.contracts.errors import CheckpointError
 from areno_fn.contracts.identity import RunIdentity
 from areno_fn.contracts.layout import spec_of
@@ -112,7 +112,7 @@ def read_manifest(folder: str | Path) -> Manifest:
         CheckpointError: there is none, it is damaged, or of another version.
     """
     manifest = _decoded(Path(folder) / MANIFEST)
-    if manifest.version != VERSION or manifest.values.version != VERSION:
+    if manifest.version != VERSION:
         raise CheckpointError(f"{folder} has version {manifest.version}, this library reads version {VERSION}")
     return manifest
 
@@ -140,6 +140,7 @@ def load_state(
     header = read_header(folder / DATA)
     if header.size != manifest.file.size:
         raise CheckpointError(f"{header.path} has {header.size} bytes, expected {manifest.file.size} by its manifest")
+    require_consistent(str(folder), header, manifest.values)
     require_like(str(folder), header, manifest.values, like)
     tensors = _read_verified(header, manifest.file.sha256)
     return rebuild(like, tensors, manifest.values, device)

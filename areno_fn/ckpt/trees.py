@@ -30,6 +30,8 @@ Scalar = int | float | bool | str | None
 _SCALARS = (int, float, bool, str, type(None))
 _KEY = "areno_fn.tree"
 
+VERSION = 1
+
 
 class Values(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is in a tree beside tensors.
@@ -40,7 +42,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         aliases: paths of tensors that are stored under another path.
     """
 
-    version: int = 1
+    version: int = VERSION
     scalars: dict[str, Scalar] = {}
     aliases: dict[str, str] = {}
 
@@ -68,6 +70,8 @@ def flatten(tree: Any) -> Flat:
             raise CheckpointError(f"two leaves of the tree have the path {path!r}; rename a key")
         if not isinstance(leaf, torch.Tensor):
             scalars[path] = _storable(path, leaf)
+        elif leaf.layout is not torch.strided:
+            raise CheckpointError(f"{path!r} is a {leaf.layout} tensor, only dense ones can be stored")
         elif (owner := owners.setdefault(_identity(leaf), path)) != path:
             aliases[path] = owner
         else:
@@ -82,8 +86,8 @@ def walk(tree: Any, path: str = "", static: bool = False) -> Iterator[tuple[str,
         yield path, tree, static
         return
     fixed = static_names(tree) if is_record(tree) else ()
-    for name, child in children.items():
-        yield from walk(child, f"{path}.{name}" if path else name, static or name in fixed)
+    for name, child in children:
+        yield from walk(child, _joined(path, name), static or name in fixed)
 
 
 def save_tree(path: str | Path, tree: Any, metadata: Mapping[str, str] | None = None) -> Path:
@@ -146,6 +150,22 @@ def load_record(path: str | Path, kind: type[T], device: torch.device | str = "c
     return made
 
 
+def require_consistent(where: str, header: Header, values: Values) -> None:
+    """Refuses a description of another version, or one that does not go with the tensors of the file.
+
+    Raises:
+        CheckpointError: says which.
+    """
+    if values.version != VERSION:
+        raise CheckpointError(f"{where} has version {values.version}, this library reads version {VERSION}")
+    for path, owner in values.aliases.items():
+        if owner not in header.entries:
+            raise CheckpointError(f"{where}: {path!r} is stored as {owner!r}, which is not there")
+    paths = [*header.entries, *values.aliases, *values.scalars]
+    for path in {path for path in paths if paths.count(path) > 1} if len(set(paths)) < len(paths) else ():
+        raise CheckpointError(f"{where} holds {path!r} twice")
+
+
 def require_like(where: str, header: Header, values: Values, like: Any) -> None:
     """Refuses a file that does not hold a tree of the structure of `like`; no tensor is read.
 
@@ -153,7 +173,7 @@ def require_like(where: str, header: Header, values: Values, like: Any) -> None:
         CheckpointError: names the first leaf that differs.
     """
     stored: dict[str, Any] = {name: entry.spec for name, entry in header.entries.items()}
-    stored |= {name: stored.get(owner) for name, owner in values.aliases.items()}
+    stored |= {name: stored[owner] for name, owner in values.aliases.items()}
     stored |= values.scalars
     wanted = set()
     for path, leaf, static in walk(like):
@@ -187,18 +207,20 @@ def _described(path: Path) -> tuple[Header, Values]:
         raise CheckpointError(f"{path} is not a stored tree: its header has no {_KEY!r}")
     described = strict_json(header.metadata[_KEY].encode(), f"{_KEY!r} in the header of {path}")
     try:
-        return header, msgspec.convert(described, Values)
+        values = msgspec.convert(described, Values)
     except msgspec.ValidationError as error:
         raise CheckpointError(f"{_KEY!r} in the header of {path} is damaged: {error}") from None
+    require_consistent(str(path), header, values)
+    return header, values
 
 
-def _children(node: Any) -> dict[str, Any] | None:
+def _children(node: Any) -> list[tuple[str, Any]] | None:
     if is_record(node):
-        return {name: getattr(node, name) for name in field_names(node)}
+        return [(name, getattr(node, name)) for name in field_names(node)]
     if isinstance(node, dict):
-        return {str(key): child for key, child in node.items()}
+        return [(str(key), child) for key, child in node.items()]
     if isinstance(node, list | tuple):
-        return {str(place): child for place, child in enumerate(node)}
+        return [(str(place), child) for place, child in enumerate(node)]
     return None
 
 
@@ -206,19 +228,23 @@ def _mapped(node: Any, function: Callable[[str, Any], Any], path: str) -> Any:
     children = _children(node)
     if children is None:
         return function(path, node)
-    made = {name: _mapped(child, function, f"{path}.{name}" if path else name) for name, child in children.items()}
+    made = [_mapped(child, function, _joined(path, name)) for name, child in children]
     if is_record(node):
-        return type(node)(**made)
+        return type(node)(**dict(zip(field_names(node), made, strict=True)))
     if isinstance(node, dict):
-        return dict(zip(node, made.values(), strict=True))
-    return type(node)(*made.values()) if hasattr(node, "_fields") else type(node)(made.values())
+        return dict(zip(node, made, strict=True))
+    return type(node)(*made) if hasattr(node, "_fields") else type(node)(made)
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
 
 
 def _record(where: str, kind: Any, path: str, leaves: dict[str, Any]) -> Any:
     """Builds a record of class `kind`, taking what it uses out of `leaves`."""
     made = {}
     for name, inner in record_fields(kind).items():
-        place = f"{path}.{name}" if path else name
+        place = _joined(path, name)
         if place in leaves:
             made[name] = leaves.pop(place)
         elif inner is not None:
