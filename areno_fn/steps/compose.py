@@ -186,7 +186,7 @@ def _check_objective(objective: Objective) -> None:
 def _with_total_first(objective: Objective) -> Callable[[Any, Any], tuple[torch.Tensor, Sums]]:
     def run(params: Any, batch: Any) -> tuple[torch.Tensor, Sums]:
         sums = objective(params, batch)
-        return sums.total, tree.map(torch.Tensor.detach, sums)
+        return sums.total, sums
 
     return run
 

@@ -155,6 +155,16 @@ def test_parts_must_report_the_same_names() -> None:
         reduce_sums([one, other])
 
 
+def test_sums_add_and_peaks_are_maxima() -> None:
+    def part(number: float) -> Sums:
+        one = torch.tensor(number)
+        return Sums(total=one, weight=one + 1, stats={"a": torch.stack([one, one])}, peaks={"p": -one})
+
+    whole = reduce_sums(part(n) for n in (1.0, 2.0, 4.0))
+    assert (whole.total.item(), whole.weight.item(), whole.peaks["p"].item()) == (7.0, 10.0, -1.0)
+    assert whole.stats["a"].tolist() == [7.0, 7.0]
+
+
 def test_masked_keeps_double_and_widens_the_rest() -> None:
     assert masked(torch.ones(2, dtype=torch.bfloat16), torch.ones(2)).dtype == torch.float32
     assert masked(torch.ones(2, dtype=F64), torch.ones(2)).dtype == F64
@@ -295,8 +305,9 @@ def test_the_kl_term_follows_the_aggregation() -> None:
 
 
 @pytest.mark.parametrize("how", ["token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "constant_length"])
-def test_L7_nothing_masked_reaches_loss_gradient_or_metrics(how: str) -> None:
-    stage = clipped(aggregation=how, constant=4.0, kl_coef=0.1)
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "abs"])
+def test_L7_nothing_masked_reaches_loss_gradient_or_metrics(how: str, estimator: str) -> None:
+    stage = clipped(aggregation=how, constant=4.0, kl_coef=0.1, kl_estimator=estimator)
     clean = {"old": (-1, -1.2), "advantage": (1, -1), "reference": (-1.1, -1), "segments": [0, 1]}
     dirty = {
         name: (*value[:1], junk, value[1])

@@ -95,9 +95,10 @@ def test_adamw_equals_torch_over_100_steps(name: str, dtype: torch.dtype, tolera
     assert not tree.equal(ours, params)
 
 
-def test_clip_equals_torch() -> None:
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+def test_clip_equals_torch(dtype: torch.dtype, tolerance: float) -> None:
     for limit in (0.1, 1.0, 1e3, math.inf):
-        gradient = make(torch.float32, seed=3)
+        gradient = make(dtype, seed=3)
         leaves = [torch.nn.Parameter(torch.zeros_like(g)) for g in tree.leaves(gradient)]
         for p, g in zip(leaves, tree.leaves(gradient), strict=True):
             p.grad = g.clone()
@@ -106,7 +107,7 @@ def test_clip_equals_torch() -> None:
         clipped, state = transform.update(gradient, transform.init(gradient), gradient)
         assert state.norm.item() == pytest.approx(norm.item(), rel=1e-6)
         for a, p in zip(tree.leaves(clipped), leaves, strict=True):
-            torch.testing.assert_close(a, p.grad, rtol=1e-6, atol=0)
+            torch.testing.assert_close(a, p.grad, rtol=tolerance, atol=0)
 
 
 def test_clip_by_hand() -> None:
