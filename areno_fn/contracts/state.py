@@ -48,15 +48,17 @@ class Cursor:
         step: steps of this phase already done.
         epoch: data epoch that the next batch belongs to, counted within the phase.
         batch: index of the next batch within that epoch.
+        total: steps done over all phases.
     """
 
     phase: int = 0
     step: int = 0
     epoch: int = 0
     batch: int = 0
+    total: int = 0
 
     def __check__(self) -> None:
-        _natural(self, "phase", "step", "epoch", "batch")
+        _natural(self, "phase", "step", "epoch", "batch", "total")
 
 
 @record

@@ -15,7 +15,7 @@ def check_composition(spec: RunSpec) -> None:
     Raises:
         SpecError: one line per problem, each naming the field.
     """
-    problems = [*_names(spec), *(p for phase in spec.phases for p in _phase(phase)), *_evaluation(spec)]
+    problems = [*_names(spec), *(p for phase in spec.phases for p in _phase(spec, phase)), *_evaluation(spec)]
     if problems:
         raise SpecError("\n".join(problems))
 
@@ -26,7 +26,7 @@ def _names(spec: RunSpec) -> Iterator[str]:
         yield f"phases: two phases are named {name!r}; names must differ"
 
 
-def _phase(phase: Phase) -> Iterator[str]:
+def _phase(spec: RunSpec, phase: Phase) -> Iterator[str]:
     where, contract = f"phases.{phase.name}", phase.algorithm.execution
     kind = type(phase.algorithm).__struct_config__.tag
     if contract.acquisition is Acquisition.GENERATION and phase.epochs:
@@ -34,6 +34,8 @@ def _phase(phase: Phase) -> Iterator[str]:
     elif bool(phase.steps) == bool(phase.epochs):
         said = "both are given" if phase.steps else "neither is given"
         yield f"{where}: exactly one of `steps` and `epochs` must be at least 1, but {said}"
+    if phase.stop_at is not None and (spec.evaluation is None or not spec.evaluation.every):
+        yield f"{where}.stop_at: a phase can only stop at a score when `evaluation.every` is at least 1"
     if contract.feedback is Feedback.NONE and phase.rewards:
         yield (
             f"{where}.rewards: {kind} is {contract.acquisition} + none, so no reward is ever asked; "

@@ -48,9 +48,9 @@ def train(plan: Plan, state: TrainState, recorder: Recorder, stop: Callable[[], 
             latest = latest or _evaluate(plan, state)
             recorder.evaluated(state, latest)
         state, latest = _run_phase(plan, phase, state, recorder, stop)
-        if state.cursor.step < phase.steps:
+        if state.cursor.step < phase.steps and not _reached(phase, latest):
             return state
-        state = replace(state, cursor=Cursor(phase=state.cursor.phase + 1))
+        state = replace(state, cursor=Cursor(phase=state.cursor.phase + 1, total=state.cursor.total))
         recorder.save(state)
         if stop():
             return state
@@ -67,17 +67,23 @@ def _run_phase(
         watch = Stopwatch()
         state, metrics = take(plan, phase, state, recorder)
         recorder.stepped(state, metrics | {"time/step": watch.seconds()})
-        if state.cursor.step == phase.steps:
+        done = state.cursor.step == phase.steps
+        if done or (every and state.cursor.step % every == 0):
             result = _evaluate(plan, state)
             recorder.evaluated(state, result)
-            return state, result
-        if every and state.cursor.step % every == 0:
-            recorder.evaluated(state, _evaluate(plan, state))
+            if done or _reached(phase, result):
+                return state, result
         stopping = stop()
         if stopping or recorder.due(state):
             recorder.save(state)
         if stopping:
             return state, None
+
+
+def _reached(phase: PhasePlan, result: EvaluationResult | None) -> bool:
+    """Whether an evaluation ends the phase early."""
+    goal = phase.spec.stop_at
+    return goal is not None and result is not None and result.score >= goal
 
 
 def _dataset_step(plan: Plan, phase: PhasePlan, state: TrainState, recorder: Recorder) -> tuple[TrainState, Metrics]:
@@ -122,7 +128,8 @@ def _advance(phase: PhasePlan, state: TrainState, *, count_epochs: bool) -> Trai
     counters = state.counters
     if count_epochs and epoch > cursor.epoch:
         counters = counters.advance_cycle(CycleUnit.DATA_EPOCH)
-    return replace(state, counters=counters, cursor=replace(cursor, step=cursor.step + 1, epoch=epoch, batch=batch))
+    moved = replace(cursor, step=cursor.step + 1, epoch=epoch, batch=batch, total=cursor.total + 1)
+    return replace(state, counters=counters, cursor=moved)
 
 
 def _evaluate(plan: Plan, state: TrainState) -> EvaluationResult | None:

@@ -15,7 +15,6 @@ from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.identity import RunIdentity
 from areno_fn.contracts.roles import Role, RoleLayout
 from areno_fn.contracts.spec import ByteTokenizer, Evaluation, HFModel, HFTokenizer, RunSpec
-from areno_fn.contracts.state import TrainState
 from areno_fn.engine.composition import check_composition
 from areno_fn.engine.evaluate import EvaluationPlan
 from areno_fn.engine.identity import identity_of
@@ -56,10 +55,6 @@ class Plan:
     rollout: Callable[..., Rollout]
     roles: RoleLayout
     identity: RunIdentity
-
-    def steps_before(self, state: TrainState) -> int:
-        """Steps done over the whole run."""
-        return sum(phase.steps for phase in self.phases[: state.cursor.phase]) + state.cursor.step
 
 
 def plan(spec: RunSpec) -> Plan:

@@ -43,14 +43,14 @@ class Recorder:
 
     def stepped(self, state: TrainState, metrics: Metrics) -> None:
         """A step is done."""
-        self.tracker.log(self.plan.steps_before(state), self._name(state), metrics)
+        self.tracker.log(state.cursor.total, self._name(state), metrics)
         self.display.step(state.cursor.step, metrics)
 
     def evaluated(self, state: TrainState, result: EvaluationResult | None) -> None:
         """An evaluation is done, or there is none in this run."""
         if result is None:
             return
-        self.tracker.log(self.plan.steps_before(state), self._name(state), result.metrics)
+        self.tracker.log(state.cursor.total, self._name(state), result.metrics)
         self.display.evaluation(result.metrics)
         evaluation = self.plan.evaluation
         if evaluation is not None:
@@ -89,7 +89,7 @@ class Recorder:
             Sample(prompt=_prompt_text(row), completion=text, reward=total, answer=_answer(row))
             for row, text, total in zip(rows[:count], texts[:count], totals[:count], strict=True)
         ]
-        self.sample_log.log(self.plan.steps_before(state), self._name(state), kept)
+        self.sample_log.log(state.cursor.total, self._name(state), kept)
         self.display.samples(kept)
 
 
@@ -101,7 +101,7 @@ def open_recorder(
     Args:
         resumed: the state that the run continues from, None for a fresh run.
     """
-    after = -1 if resumed is None else plan.steps_before(resumed)
+    after = -1 if resumed is None else resumed.cursor.total
     names = [phase.spec.name for phase in plan.phases]
     # the evaluation before a phase's first step is made again when the run continues there
     done = names if resumed is None else names[: resumed.cursor.phase + (resumed.cursor.step > 0)]

@@ -42,7 +42,7 @@ def run(spec: RunSpec, *, resume: bool = False, overwrite: bool = False) -> int:
     try:
         state = _train(made, outputs, display, resume)
         if state.cursor.phase < len(made.phases):
-            display.message(f"stopped after step {made.steps_before(state)}; continue with --resume --out {spec.out}")
+            display.message(f"stopped after step {state.cursor.total}; continue with --resume --out {spec.out}")
             return STOPPED
         _finish(made, outputs, state, display)
         return 0
@@ -72,11 +72,11 @@ def _train(made: Plan, outputs: Outputs, display: Display, resume: bool) -> Trai
         resumed, state = None, initial_state(made, _progress(display, "weights"))
     else:
         resumed = state = resumed_state(made, str(checkpoint))
-        display.message(f"continuing after step {made.steps_before(state)} from {checkpoint}")
+        display.message(f"continuing after step {state.cursor.total} from {checkpoint}")
     write(made.spec, outputs.spec)
 
     def store(state: TrainState) -> None:
-        save_state(outputs.checkpoints, made.steps_before(state), state, made.identity, made.spec.checkpoint.keep)
+        save_state(outputs.checkpoints, state.cursor.total, state, made.identity, made.spec.checkpoint.keep)
 
     recorder = open_recorder(made, outputs, display, store, resumed)
     try:
