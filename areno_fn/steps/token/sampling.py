@@ -74,11 +74,14 @@ def truncate(
     logits = _wide(logits)
     candidates = logits.detach()
     most = min(sampling.top_k or logits.shape[-1], logits.shape[-1])
+    ordered = None
     if kept is None:
-        kept = _count(candidates.topk(most, dim=-1).values, sampling)
+        ordered = candidates.topk(most, dim=-1).values
+        kept = _count(ordered, sampling)
     if keep is not None:
-        candidates = candidates.scatter(-1, keep.unsqueeze(-1), math.inf)
-    ordered = candidates.topk(most, dim=-1).values
+        candidates, ordered = candidates.scatter(-1, keep.unsqueeze(-1), math.inf), None
+    if ordered is None:
+        ordered = candidates.topk(most, dim=-1).values
     return Truncated(logits.masked_fill(~_first(candidates, ordered, kept), -math.inf), kept)
 
 
