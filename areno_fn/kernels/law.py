@@ -101,6 +101,7 @@ class Cases:
         answered: positions of the outputs through which the gradient flows.
         build: `(case, device) -> Arguments`.
         strategy: hypothesis's search strategy over small cases.
+        wide: cases that a search over small ones does not reach: more than one tile in every direction.
         hot: the shapes that training runs at.
         tolerance: `(dtype of the inputs, dtype of a result) -> relative error` that rounding explains.
         noise: `(float64 arguments, float64 cotangents) -> magnitudes`, one for each output and then for each
@@ -115,6 +116,7 @@ class Cases:
     answered: tuple[int, ...]
     build: Callable[[Case, Any], Arguments]
     strategy: Any
+    wide: tuple[Case, ...]
     hot: tuple[Case, ...]
     tolerance: Callable[[torch.dtype, torch.dtype], float]
     noise: Callable[[Arguments, tuple[torch.Tensor, ...]], tuple[float, ...]]

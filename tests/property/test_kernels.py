@@ -89,6 +89,12 @@ def test_outputs_and_gradients_are_the_formulas(kernel: Cases, mode: str) -> Non
     for_cases(fits, kernel, 100 if mode == "reference" else 40)
 
 
+@every_kernel
+def test_the_formulas_hold_across_tiles(kernel: Cases, mode: str) -> None:
+    for case in kernel.wide:
+        fits(kernel, case)
+
+
 def agrees(kernel: Cases, case: Case) -> None:
     """torch.func and autograd, twice, from inputs that stay as they were."""
     arguments = kernel.build(case, "cpu")

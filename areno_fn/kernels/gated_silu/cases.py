@@ -55,6 +55,10 @@ CASES = Cases(
         magnitude=st.sampled_from([1.0, 1e-3, 1e2]),
         seed=st.integers(0, 9),
     ),
+    wide=(
+        Case(sizes=(2, 3, 2500), dtype=torch.float32, strided=True),
+        Case(sizes=(1, 2, 2048), dtype=torch.bfloat16),
+    ),
     hot=(
         Case(sizes=(1, 16384, 3072), dtype=torch.bfloat16),
         Case(sizes=(1, 4096, 12288), dtype=torch.bfloat16),

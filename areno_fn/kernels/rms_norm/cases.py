@@ -65,6 +65,10 @@ CASES = Cases(
         variant=st.sampled_from(["plain", "zero centred"]),
         seed=st.integers(0, 9),
     ),
+    wide=(
+        Case(sizes=(2, 3, 5000), dtype=torch.float32, variant="plain", strided=True),
+        Case(sizes=(7, 900, 3), dtype=torch.bfloat16, variant="zero centred"),
+    ),
     hot=(
         Case(sizes=(1, 131072, 1024), dtype=torch.bfloat16, variant="plain"),
         Case(sizes=(16384, 16, 128), dtype=torch.bfloat16, variant="plain", strided=False),

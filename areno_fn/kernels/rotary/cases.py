@@ -55,6 +55,10 @@ CASES = Cases(
         magnitude=st.sampled_from([1.0, 1e-3, 1e2]),
         seed=st.integers(0, 9),
     ),
+    wide=(
+        Case(sizes=(3, 40, 64), dtype=torch.float32, strided=True),
+        Case(sizes=(2, 3, 700), dtype=torch.bfloat16),
+    ),
     hot=(
         Case(sizes=(16384, 16, 64), dtype=torch.bfloat16),
         Case(sizes=(16384, 8, 64), dtype=torch.bfloat16),

@@ -83,8 +83,13 @@ CASES = Cases(
         variant=st.sampled_from(VARIANTS),
         seed=st.integers(0, 9),
     ),
+    wide=tuple(
+        Case(sizes=(3, 9001), dtype=dtype, variant=variant, magnitude=3.0, strided=dtype == torch.float32)
+        for dtype in (torch.float32, torch.bfloat16)
+        for variant in VARIANTS
+    ),
     hot=(
-        Case(sizes=(8192, 151936), dtype=torch.bfloat16, variant="open", magnitude=3.0),
+        Case(sizes=(4096, 151936), dtype=torch.bfloat16, variant="open", magnitude=3.0),
         Case(sizes=(2048, 151936), dtype=torch.bfloat16, variant="truncated", magnitude=3.0),
     ),
     tolerance=of_result,
