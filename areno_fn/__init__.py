@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from areno_fn.engine.hf import save_hf as save_hf
     from areno_fn.engine.plan import Plan as Plan
     from areno_fn.engine.plan import plan as plan
+    from areno_fn.engine.session import run as train  # noqa: F401
     from areno_fn.engine.specfile import read as read_spec  # noqa: F401
     from areno_fn.models import FAMILIES as FAMILIES
     from areno_fn.steps.advantages import group_advantages as group_advantages
@@ -90,6 +91,7 @@ _HOMES = {
     "save_hf": "engine.hf:save_hf",
     "Plan": "engine.plan:Plan",
     "plan": "engine.plan:plan",
+    "train": "engine.session:run",
     "read_spec": "engine.specfile:read",
     "FAMILIES": "models:FAMILIES",
     "group_advantages": "steps.advantages:group_advantages",

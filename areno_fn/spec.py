@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from areno_fn.contracts.errors import ArenoError, SpecError
+from areno_fn.contracts.spec import RunSpec
 from areno_fn.engine import specfile
+from areno_fn.engine.composition import check_composition
 from areno_fn.engine.main import MISTAKE, main, report
 
 
@@ -58,8 +60,11 @@ def check(options: argparse.Namespace) -> int:
     for name in options.files:
         try:
             spec = specfile.read(name, options.set)
+            check_composition(spec)
             if options.packed:
                 _require_packed(Path(name))
+            if options.plan:
+                _require_plan(spec)
         except ArenoError as error:
             report(error)
             wrong += 1
@@ -78,6 +83,12 @@ def schema(options: argparse.Namespace) -> None:
 def show(options: argparse.Namespace) -> None:
     """Prints a specification with every default written out."""
     sys.stdout.write(specfile.text(specfile.read(options.file, options.set)))
+
+
+def _require_plan(spec: RunSpec) -> None:
+    from areno_fn.engine.plan import plan  # with torch and everything else: only for those who ask
+
+    plan(spec)
 
 
 def _require_packed(source: Path) -> None:
@@ -121,6 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     one = _add(commands, "check", check, "say whether specifications are right, and if not, why")
     one.add_argument("files", nargs="+", metavar="FILE")
     one.add_argument("--packed", action="store_true", help="also compare each .toml with the .msgpack beside it")
+    one.add_argument("--plan", action="store_true", help="also check model, data and rewards, as a run would before loading")
     _add_set(one)
 
     _add(commands, "schema", schema, "print the JSON schema")

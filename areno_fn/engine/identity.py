@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import asdict
@@ -13,9 +13,12 @@ from areno_fn.contracts.identity import RunIdentity, digest
 from areno_fn.contracts.spec import Phase, RunSpec
 from areno_fn.engine.model import ModelPlan
 from areno_fn.engine.phases import PhasePlan
+from areno_fn.steps.joins import Stage, stage_name
 
 
-def identity_of(spec: RunSpec, model: ModelPlan, phases: Sequence[PhasePlan]) -> RunIdentity:
+def identity_of(
+    spec: RunSpec, model: ModelPlan, phases: Sequence[PhasePlan], losses: Mapping[str, Stage]
+) -> RunIdentity:
     """What a saved state must agree with to continue this run.
 
     How long the last phase goes on, evaluation, logging and the cadence of checkpoints are left out: they do
@@ -24,7 +27,7 @@ def identity_of(spec: RunSpec, model: ModelPlan, phases: Sequence[PhasePlan]) ->
     return RunIdentity(
         family=model.family.name,
         model=digest(model.hf_config),
-        phases=digest([_phase(phase, last=phase is spec.phases[-1]) for phase in spec.phases]),
+        phases=digest([_phase(phase, losses.get(phase.name), last=phase is spec.phases[-1]) for phase in spec.phases]),
         data=digest([_data(phase) for phase in phases]),
         parameters=digest(
             [(path, list(leaf.shape), str(leaf.dtype)) for path, leaf in tree.leaves_with_path(model.shapes())]
@@ -34,11 +37,11 @@ def identity_of(spec: RunSpec, model: ModelPlan, phases: Sequence[PhasePlan]) ->
     )
 
 
-def _phase(phase: Phase, *, last: bool) -> dict[str, Any]:
+def _phase(phase: Phase, loss: Stage | None, *, last: bool) -> dict[str, Any]:
     kept = asdict(phase)
     for name in ("data", "optimizers", *(("steps", "epochs") if last and _length_free(phase) else ())):
         kept.pop(name)
-    return kept
+    return kept if loss is None else kept | {"loss": stage_name(loss)}
 
 
 def _length_free(phase: Phase) -> bool:

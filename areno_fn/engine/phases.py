@@ -13,6 +13,7 @@ from areno_fn.contracts.execution import Acquisition
 from areno_fn.contracts.policy import TokenPolicy
 from areno_fn.contracts.spec import GRPO, Phase
 from areno_fn.steps import recipes
+from areno_fn.steps.joins import Stage
 from areno_fn.steps.optimizers.adamw import adamw
 from areno_fn.world.data import read_all
 from areno_fn.world.examples import encode_examples, encode_prompts
@@ -49,8 +50,13 @@ class PhasePlan:
         return len(self.examples) if self.prompts is None else len(self.prompts)
 
 
-def plan_phase(spec: Phase, policy: TokenPolicy, tokenizer: Tokenizer, stop: tuple[int, ...]) -> PhasePlan:
+def plan_phase(
+    spec: Phase, policy: TokenPolicy, tokenizer: Tokenizer, stop: tuple[int, ...], loss: Stage | None = None
+) -> PhasePlan:
     """Reads, tokenises and composes one phase.
+
+    Args:
+        loss: a stage that takes the place of the algorithm's own.
 
     Raises:
         DataError: a row cannot be used. RewardError: a reward does not import. SpecError: lengths do not fit.
@@ -71,8 +77,14 @@ def plan_phase(spec: Phase, policy: TokenPolicy, tokenizer: Tokenizer, stop: tup
     size = len(examples) if prompts is None else len(prompts)
     steps = spec.steps or spec.epochs * batches_per_epoch(size, spec.batch.rows)
     optimizer = adamw(spec.optimizers[0], steps * _updates_per_step(spec))
-    materials = recipes.Materials(policy=policy, optimizer=optimizer, stop=stop, micro_tokens=spec.batch.micro_tokens)
-    algorithm = recipes.build(spec.algorithm, materials)
+    materials = recipes.Materials(
+        policy=policy,
+        optimizer=optimizer,
+        stop=stop,
+        micro_tokens=spec.batch.micro_tokens,
+        max_length=spec.batch.max_length,
+    )
+    algorithm = recipes.build(spec.algorithm, materials, loss)
     return PhasePlan(
         spec=spec, algorithm=algorithm, steps=steps, rows=rows, examples=examples, prompts=prompts, rewards=rewards
     )

@@ -5,7 +5,7 @@ Order: types, composition, device, model configuration and checkpoint headers, t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import attrs
 import torch
@@ -21,6 +21,7 @@ from areno_fn.engine.identity import identity_of
 from areno_fn.engine.model import ModelPlan, plan_model
 from areno_fn.engine.phases import PhasePlan, plan_phase
 from areno_fn.engine.specfile import check
+from areno_fn.steps.joins import Stage
 from areno_fn.steps.recipes import ACTOR
 from areno_fn.steps.token.rollout import sampler
 from areno_fn.world import tokenizer as tokenizers
@@ -57,19 +58,25 @@ class Plan:
     identity: RunIdentity
 
 
-def plan(spec: RunSpec) -> Plan:
+def plan(spec: RunSpec, losses: Mapping[str, Stage] | None = None) -> Plan:
     """Makes a plan, or refuses in one sentence per problem.
+
+    Args:
+        spec: what to do.
+        losses: by phase name, a stage that takes the place of the algorithm's own loss: `Actions -> Sums` in a
+            GRPO phase, `Scores -> Sums` in an SFT phase.
 
     Raises:
         ArenoError: the specification cannot be carried out; nothing has been changed.
     """
-    spec = check(spec)
+    spec, losses = check(spec), losses or {}
     check_composition(spec)
+    _check_losses(spec, losses)
     device = _device(spec)
     model = plan_model(spec)
     tokenizer = _tokenizer(spec, model)
     stop = tuple(token for token in tokenizer.eos_ids if token < model.policy.vocab_size)
-    phases = tuple(plan_phase(phase, model.policy, tokenizer, stop) for phase in spec.phases)
+    phases = tuple(plan_phase(phase, model.policy, tokenizer, stop, losses.get(phase.name)) for phase in spec.phases)
     evaluation = None if spec.evaluation is None else _evaluation(spec.evaluation, model, tokenizer)
     return Plan(
         spec=spec,
@@ -80,8 +87,15 @@ def plan(spec: RunSpec) -> Plan:
         evaluation=evaluation,
         rollout=sampler(model.policy, stop),
         roles=RoleLayout(roles=(Role(name=ACTOR),)),
-        identity=identity_of(spec, model, phases),
+        identity=identity_of(spec, model, phases, losses),
     )
+
+
+def _check_losses(spec: RunSpec, losses: Mapping[str, Stage]) -> None:
+    names = [phase.name for phase in spec.phases]
+    for name in losses:
+        if name not in names:
+            raise SpecError(f"losses: there is no phase {name!r}; the phases are {', '.join(names)}")
 
 
 def _device(spec: RunSpec) -> torch.device:

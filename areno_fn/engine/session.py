@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 
@@ -19,24 +19,32 @@ from areno_fn.engine.plan import Plan, plan
 from areno_fn.engine.recorder import open_recorder
 from areno_fn.engine.specfile import write
 from areno_fn.engine.start import initial_state, resumed_state
+from areno_fn.steps.joins import Stage
 from areno_fn.world import curves
 from areno_fn.world.display import Display, open_display
 
 STOPPED = 130
 
 
-def run(spec: RunSpec, *, resume: bool = False, overwrite: bool = False) -> int:
+def run(
+    spec: RunSpec,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    losses: Mapping[str, Stage] | None = None,
+) -> int:
     """Carries out a specification.
 
     Args:
         spec: what to do.
         resume: continue the run in its output folder; a folder without a checkpoint starts afresh.
         overwrite: delete a run in the output folder first.
+        losses: by phase name, a loss of your own, as for `areno_fn.engine.plan.plan`.
 
     Returns:
         0 when the run is complete, 130 when it was interrupted and left a checkpoint.
     """
-    made = plan(spec)
+    made = plan(spec, losses)
     outputs = prepare(spec.out, resume=resume, overwrite=overwrite)
     display = open_display()
     try:

@@ -21,6 +21,7 @@ from areno_fn.contracts.spec import GRPO, SFT, AlgorithmSpec, Sampling
 from areno_fn.contracts.state import TrainState
 from areno_fn.steps.advantages import group_advantages
 from areno_fn.steps.compose import pipeline, train_step
+from areno_fn.steps.joins import Stage
 from areno_fn.steps.objectives.clipped import clipped
 from areno_fn.steps.objectives.cross_entropy import cross_entropy
 from areno_fn.steps.token.experience import experience, minibatches, with_reference
@@ -41,6 +42,7 @@ class Materials:
         optimizer: moves the actor.
         stop: token ids that end a completion.
         micro_tokens: token budget of a micro-batch.
+        max_length: longest training row, the length that "constant_length" divides by where no other is given.
         max_rows: most sequences decoded at once.
     """
 
@@ -48,6 +50,7 @@ class Materials:
     optimizer: Optimizer
     stop: tuple[int, ...]
     micro_tokens: int = 8192
+    max_length: int = 1024
     max_rows: int = 1024
 
 
@@ -67,9 +70,14 @@ class Algorithm:
     step: Callable[[TrainState, Any], tuple[TrainState, Metrics]]
 
 
-def sft(spec: SFT, materials: Materials) -> Algorithm:
-    """Supervised fine-tuning: minimise the negative log-likelihood of response tokens."""
-    objective = pipeline(score(materials.policy, Sampling()), cross_entropy(spec.aggregation))
+def sft(spec: SFT, materials: Materials, loss: Stage | None = None) -> Algorithm:
+    """Supervised fine-tuning: minimise the negative log-likelihood of response tokens.
+
+    Args:
+        loss: a stage `Scores -> Sums` instead of the cross entropy.
+    """
+    loss = loss or cross_entropy(spec.aggregation, constant=float(materials.max_length))
+    objective = pipeline(score(materials.policy, Sampling()), loss)
     update = train_step(objective, materials.optimizer, role=ACTOR)
 
     def step(state: TrainState, batch: tuple[PackedTokens, ...]) -> tuple[TrainState, Metrics]:
@@ -78,26 +86,19 @@ def sft(spec: SFT, materials: Materials) -> Algorithm:
     return Algorithm(begin=_begin(materials.optimizer, keep_reference=False), sample=None, step=step)
 
 
-def grpo(spec: GRPO, materials: Materials) -> Algorithm:
+def grpo(spec: GRPO, materials: Materials, loss: Stage | None = None) -> Algorithm:
     """Group relative policy optimization (DeepSeekMath, arXiv 2402.03300, with the choices of DAPO as options).
 
     Every iteration draws `samples` completions a prompt, takes the reward's deviation from its group as the
     advantage of all tokens of a completion, and minimises the clipped surrogate against the log-probabilities
     recorded while sampling.
+
+    Args:
+        loss: a stage `Actions -> Sums` instead of the clipped surrogate.
     """
     policy, keep_reference = materials.policy, spec.kl_coef > 0
     rollout = sampler(policy, materials.stop)
-    objective = pipeline(
-        act(policy, spec.sampling),
-        clipped(
-            low=spec.clip_low,
-            high=spec.clip_high,
-            aggregation=spec.aggregation,
-            constant=float(spec.sampling.max_tokens),
-            kl_coef=spec.kl_coef,
-            kl_estimator=spec.kl_estimator,
-        ),
-    )
+    objective = pipeline(act(policy, spec.sampling), loss or _surrogate(spec))
     update = train_step(objective, materials.optimizer, role=ACTOR)
     refer = reference_logp(policy, spec.sampling)
 
@@ -130,6 +131,17 @@ def grpo(spec: GRPO, materials: Materials) -> Algorithm:
     return Algorithm(begin=_begin(materials.optimizer, keep_reference=keep_reference), sample=sample, step=step)
 
 
+def _surrogate(spec: GRPO) -> Stage:
+    return clipped(
+        low=spec.clip_low,
+        high=spec.clip_high,
+        aggregation=spec.aggregation,
+        constant=float(spec.sampling.max_tokens),
+        kl_coef=spec.kl_coef,
+        kl_estimator=spec.kl_estimator,
+    )
+
+
 def _begin(optimizer: Optimizer, *, keep_reference: bool) -> Callable[[TrainState], TrainState]:
     def begin(state: TrainState) -> TrainState:
         snapshots = {REFERENCE: state.params[ACTOR]} if keep_reference else {}
@@ -143,7 +155,7 @@ class Recipe:
     """An algorithm's builder and the contract it was written for."""
 
     execution: ExecutionContract
-    build: Callable[[Any, Materials], Algorithm]
+    build: Callable[[Any, Materials, Stage | None], Algorithm]
 
 
 RECIPES: dict[type[AlgorithmSpec], Recipe] = {
@@ -159,6 +171,10 @@ for _spec, _recipe in RECIPES.items():
         )
 
 
-def build(spec: AlgorithmSpec, materials: Materials) -> Algorithm:
-    """The algorithm of a specification."""
-    return RECIPES[type(spec)].build(spec, materials)
+def build(spec: AlgorithmSpec, materials: Materials, loss: Stage | None = None) -> Algorithm:
+    """The algorithm of a specification, with its own loss or with one given.
+
+    Raises:
+        JoinError: the loss does not take what the algorithm's score stage returns, or does not return `Sums`.
+    """
+    return RECIPES[type(spec)].build(spec, materials, loss)

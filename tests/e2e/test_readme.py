@@ -1,0 +1,120 @@
+"""Everything the README and the guides show is run."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import areno_fn as af
+
+ROOT = Path(__file__).parents[2]
+SMALL = [
+    "phases.sft.steps=2",
+    "phases.sft.stop_at=0",
+    "phases.sft.batch.rows=4",
+    "phases.grpo.steps=2",
+    "phases.grpo.batch.rows=2",
+    "evaluation.every=1",
+    "evaluation.limit=4",
+]
+
+
+def blocks(document: str, language: str) -> list[str]:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+
+
+def run_block(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    monkeypatch.chdir(folder)
+    for name in ("specs",):
+        if not (folder / name).exists():
+            (folder / name).symlink_to(ROOT / name)
+    scope: dict[str, object] = {"__name__": "guide"}
+    exec(compile(code, "guide", "exec"), scope)
+    return scope
+
+
+def test_the_custom_pipeline_trains_the_quickstart_model_with_its_own_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (code,) = blocks("README.md", "python")
+    assert sum(bool(line.strip()) for line in code.splitlines()) <= 12
+    shortened = code.replace('["out=out/reinforce"]', repr(["out=out/reinforce", *SMALL]))
+    assert shortened != code
+    run_block(shortened, tmp_path, monkeypatch)
+    summary = json.loads((tmp_path / "out/reinforce/summary.json").read_text())
+    assert [phase["name"] for phase in summary["phases"]] == ["sft", "grpo"]
+    lines = [json.loads(line) for line in (tmp_path / "out/reinforce/metrics.jsonl").read_text().splitlines()]
+    grpo = [line for line in lines if line["phase"] == "grpo" and "train/loss" in line]
+    assert len(grpo) == 2
+    # the clipped surrogate would report how often it clips; this loss reports nothing but itself
+    assert all("train/clip_fraction" not in line for line in grpo)
+
+
+def test_a_loss_for_a_phase_that_is_not_there_is_refused() -> None:
+    spec = af.read_spec(str(ROOT / "specs/quickstart.toml"))
+    with pytest.raises(ValueError, match=r"no phase 'dpo'; the phases are sft, grpo"):
+        af.plan(spec, losses={"dpo": af.clipped()})
+
+
+def test_a_loss_that_does_not_fit_its_phase_is_refused_before_anything_runs() -> None:
+    spec = af.read_spec(str(ROOT / "specs/quickstart.toml"))
+    with pytest.raises(TypeError, match=r"returns Scores, but .* takes Actions"):
+        af.plan(spec, losses={"sft": af.clipped()})
+
+
+def test_the_guide_to_losses_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused, tried = blocks("docs/adding/loss.md", "python")
+    run_block(refused, tmp_path, monkeypatch)
+    scope = run_block(tried, tmp_path, monkeypatch)
+    state = scope["state"]
+    assert isinstance(state, af.TrainState)
+    assert state.counters.optimizer_step == 1
+
+
+def test_the_make_targets_of_the_readme_exist() -> None:
+    named = set(re.findall(r"^make (\w+)", "\n".join(blocks("README.md", "bash")), flags=re.MULTILINE))
+    makefile = (ROOT / "Makefile").read_text()
+    assert named == {"quickstart", "test"}
+    assert all(re.search(rf"^{target}:", makefile, flags=re.MULTILINE) for target in named)
+
+
+def test_the_command_of_the_readme_trains_a_folder_with_a_reward_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export = _tiny_folder(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1="}\n{"prompt": "2+2="}\n')
+    (tmp_path / "my_rewards.py").write_text(
+        "def score(rows, completions):\n    return [float(len(text)) for text in completions]\n"
+    )
+    command = next(block for block in blocks("README.md", "bash") if "areno_fn.run" in block)
+    words = command.replace("\\\n", " ").replace("PATH_OF_A_HUGGING_FACE_FOLDER", str(export)).split()
+    assert words[:3] == ["python", "-m", "areno_fn.run"]
+    small = ["phases.grpo.steps=1", "phases.grpo.batch.rows=2", "phases.grpo.batch.max_length=64"]
+    small += ["phases.grpo.algorithm.sampling.max_tokens=4"]
+    extra = [word for change in small for word in ("--set", change)]
+    (tmp_path / "specs").symlink_to(ROOT / "specs")
+    done = subprocess.run(
+        [sys.executable, *words[1:], *extra], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out/mine/export/model.safetensors").exists()
+
+
+def _tiny_folder(folder: Path) -> Path:
+    changes = ["model.config.hidden_size=32", "model.config.num_hidden_layers=1", "model.config.intermediate_size=32"]
+    changes += ["model.config.num_attention_heads=2", "model.config.num_key_value_heads=2"]
+    spec = af.read_spec(str(ROOT / "specs/quickstart.toml"), [*SMALL, *changes, f"out={folder / 'tiny'}"])
+    assert af.train(spec) == 0
+    return folder / "tiny" / "export"
+
+
+@pytest.mark.parametrize("name", ["quickstart", "sft", "grpo"])
+def test_packed_specifications_agree_with_their_source(name: str) -> None:
+    source, packed = ROOT / f"specs/{name}.toml", ROOT / f"specs/{name}.msgpack"
+    assert af.read_spec(str(source)) == af.read_spec(str(packed)), f"run python -m areno_fn.spec pack {source}"
