@@ -61,7 +61,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 quickstart: $(STAMP)
-	$(BIN)/python -m areno_fn.run specs/quickstart.toml --out $(OUT) --set seed=$(SEED)
+	$(BIN)/python -m areno_fn.run specs/quickstart.toml --out $(OUT) --overwrite --set seed=$(SEED)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
