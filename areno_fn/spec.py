@@ -132,7 +132,9 @@ def _parser() -> argparse.ArgumentParser:
     one = _add(commands, "check", check, "say whether specifications are right, and if not, why")
     one.add_argument("files", nargs="+", metavar="FILE")
     one.add_argument("--packed", action="store_true", help="also compare each .toml with the .msgpack beside it")
-    one.add_argument("--plan", action="store_true", help="also check model, data and rewards, as a run would before loading")
+    one.add_argument(
+        "--plan", action="store_true", help="also check model, data and rewards, as a run would before loading"
+    )
     _add_set(one)
 
     _add(commands, "schema", schema, "print the JSON schema")

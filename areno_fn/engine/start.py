@@ -8,7 +8,7 @@ from areno_fn.ckpt import hf
 from areno_fn.ckpt.resume import load_state, read_manifest
 from areno_fn.contracts.errors import CheckpointError
 from areno_fn.contracts.key import Key
-from areno_fn.contracts.record import field_names, replace
+from areno_fn.contracts.record import replace
 from areno_fn.contracts.state import Counters, Cursor, TrainState
 from areno_fn.engine.plan import Plan
 from areno_fn.steps.recipes import ACTOR
