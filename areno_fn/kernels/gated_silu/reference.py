@@ -13,9 +13,7 @@ def forward(gate_up: torch.Tensor) -> torch.Tensor:
 
 def backward(dy: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
     """The cotangent of gate_up: s = sigmoid(gate), dgate = dy up s (1 + gate (1 - s)), dup = dy gate s."""
-    gate, up = (gate_up if gate_up.dtype == torch.float64 else gate_up.float()).chunk(2, dim=-1)
-    dy = dy.to(gate.dtype)
-    s = torch.sigmoid(gate)
-    activated = gate * s
-    dgate = dy * up * (s + activated * (1 - s))
-    return torch.cat((dgate, dy * activated.to(gate_up.dtype)), dim=-1).to(gate_up.dtype)
+    gate, up = gate_up.chunk(2, dim=-1)
+    # torch's own operator for the slope of silu: one pass instead of six
+    dgate = torch.ops.aten.silu_backward(dy * up, gate)
+    return torch.cat((dgate, dy * torch.nn.functional.silu(gate)), dim=-1)

@@ -24,7 +24,8 @@ def backward(
     dy = dy.to(wide.dtype)
     scale = weight.to(wide.dtype)
     g = dy * (1 + scale) if zero_centred else dy * scale
-    dx = reciprocal * (g - normal * (g * normal).mean(-1, keepdim=True))
+    slope = (g * normal).mean(-1, keepdim=True)
+    dx = torch.addcmul(g, normal, slope, value=-1).mul_(reciprocal)
     scaled = normal if zero_centred else normal.to(x.dtype)
     dweight = (dy * scaled).reshape(-1, x.shape[-1]).sum(0)
     return dx.to(x.dtype), dweight.to(weight.dtype)

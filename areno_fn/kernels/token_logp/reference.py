@@ -16,12 +16,14 @@ def forward(
     # an all -inf row: a finite m makes every exp(-inf - m) an honest 0, and log_sum 0 makes logp -inf
     peak = wide.amax(-1, keepdim=True).clamp_min(torch.finfo(wide.dtype).min)
     shifted = wide - peak
-    total = shifted.exp().sum(-1, keepdim=True)
+    weight = shifted.exp()
+    total = weight.sum(-1, keepdim=True)
     log_sum = torch.where(total == 0, 0.0, total.log())
-    logp = shifted - log_sum
-    chosen = logp.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-    entropy = (logp.exp() * -logp.clamp_min(torch.finfo(wide.dtype).min)).sum(-1)
-    return chosen, entropy, peak.squeeze(-1), log_sum.squeeze(-1)
+    chosen = shifted.gather(-1, targets.unsqueeze(-1)) - log_sum
+    # H = log(sum) + sum(e (m - l)) / sum; the smallest finite number stands for -inf, whose weight is 0
+    distance = weight.mul_(shifted.clamp_min_(torch.finfo(wide.dtype).min)).sum(-1, keepdim=True)
+    entropy = torch.where(total == 0, 0.0, log_sum - distance / total)
+    return chosen.squeeze(-1), entropy.squeeze(-1), peak.squeeze(-1), log_sum.squeeze(-1)
 
 
 def backward(
@@ -29,9 +31,12 @@ def backward(
 ) -> torch.Tensor:
     """The cotangent of the logits, [M, V]: dlogp (1[j = target] - p_j), 0 where a logit is -inf."""
     wide = _wide(logits)
-    dlogits = (wide - peak.unsqueeze(-1) - log_sum.unsqueeze(-1)).exp() * -dlogp.unsqueeze(-1)
-    dlogits.scatter_add_(-1, targets.unsqueeze(-1), dlogp.unsqueeze(-1))
-    return torch.where(wide == -torch.inf, 0.0, dlogits).to(logits.dtype)
+    shifted = wide - peak.unsqueeze(-1)
+    dlogits = shifted.sub_(log_sum.unsqueeze(-1)).exp_().mul_(-dlogp.unsqueeze(-1))
+    chosen = targets.unsqueeze(-1)
+    possible = wide.gather(-1, chosen) > -torch.inf  # elsewhere p is 0 already
+    dlogits.scatter_add_(-1, chosen, torch.where(possible, dlogp.unsqueeze(-1), 0.0))
+    return dlogits.to(logits.dtype)
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
