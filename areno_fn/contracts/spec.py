@@ -188,7 +188,7 @@ class Phase(Spec, frozen=True, kw_only=True):
     """One algorithm on one data set. Give `steps`, or `epochs` for an algorithm that reads a data set.
 
     A step is one optimizer step for data-set algorithms and one rollout iteration for generating ones.
-    `stop_at` ends the phase early, once an evaluation's score reaches it.
+    `stop_at` above 0 ends the phase early, once an evaluation's score reaches it.
     """
 
     name: Name
@@ -196,7 +196,7 @@ class Phase(Spec, frozen=True, kw_only=True):
     data: list[DataSpec]
     steps: Natural = 0
     epochs: Natural = 0
-    stop_at: float | None = None
+    stop_at: Rate = 0.0
     batch: Batch = field(default_factory=Batch)
     optimizers: list[OptimizerSpec] = field(default_factory=lambda: [AdamWSpec()])
     rewards: list[RewardSpec] = []

@@ -34,7 +34,7 @@ def _phase(spec: RunSpec, phase: Phase) -> Iterator[str]:
     elif bool(phase.steps) == bool(phase.epochs):
         said = "both are given" if phase.steps else "neither is given"
         yield f"{where}: exactly one of `steps` and `epochs` must be at least 1, but {said}"
-    if phase.stop_at is not None and (spec.evaluation is None or not spec.evaluation.every):
+    if phase.stop_at > 0 and (spec.evaluation is None or not spec.evaluation.every):
         yield f"{where}.stop_at: a phase can only stop at a score when `evaluation.every` is at least 1"
     if contract.feedback is Feedback.NONE and phase.rewards:
         yield (

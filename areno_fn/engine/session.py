@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -9,21 +11,23 @@ from types import FrameType
 
 from areno_fn.ckpt.hf import Progress
 from areno_fn.ckpt.resume import latest, save_state
+from areno_fn.contracts.errors import RewardError, SpecError
+from areno_fn.contracts.record import donate
 from areno_fn.contracts.spec import RunSpec
 from areno_fn.contracts.state import TrainState
 from areno_fn.engine import summary
 from areno_fn.engine.export import export
 from areno_fn.engine.loop import train
-from areno_fn.engine.outputs import Outputs, prepare
+from areno_fn.engine.outputs import Outputs, inspect, prepare
 from areno_fn.engine.plan import Plan, plan
 from areno_fn.engine.recorder import open_recorder
-from areno_fn.engine.specfile import write
-from areno_fn.engine.start import initial_state, resumed_state
+from areno_fn.engine.specfile import read, write
+from areno_fn.engine.start import initial_state, require_same_run, resumed_state
 from areno_fn.steps.joins import Stage
-from areno_fn.world import curves
 from areno_fn.world.display import Display, open_display
 
 STOPPED = 130
+_STDERR = 2
 
 
 def run(
@@ -44,13 +48,14 @@ def run(
     Returns:
         0 when the run is complete, 130 when it was interrupted and left a checkpoint.
     """
+    inspect(spec.out, resume=resume, overwrite=overwrite)
     made = plan(spec, losses)
     outputs = prepare(spec.out, resume=resume, overwrite=overwrite)
     display = open_display()
     try:
         state = _train(made, outputs, display, resume)
         if state.cursor.phase < len(made.phases):
-            display.message(f"stopped after step {state.cursor.total}; continue with --resume --out {spec.out}")
+            display.message(f"stopped after step {state.cursor.total}; {_how_to_go_on(outputs)}")
             return STOPPED
         _finish(made, outputs, state, display)
         return 0
@@ -58,9 +63,13 @@ def run(
         display.close()
 
 
-def describe(spec: RunSpec) -> str:
-    """What a run would do, after every check that needs no weights."""
+def describe(spec: RunSpec, *, resume: bool = False, overwrite: bool = False) -> str:
+    """What a run would do, after every check that `run` makes before it reads a weight. Writes nothing."""
+    outputs = inspect(spec.out, resume=resume, overwrite=overwrite)
     made = plan(spec)
+    checkpoint = latest(outputs.checkpoints) if resume else None
+    if checkpoint is not None:
+        require_same_run(made, checkpoint, _recorded(outputs))
     lines = [f"{spec.name}: {made.model.family.name} on {made.device}, seed {spec.seed}, out {spec.out}"]
     for phase in made.phases:
         kind = phase.spec.algorithm
@@ -77,25 +86,51 @@ def describe(spec: RunSpec) -> str:
 def _train(made: Plan, outputs: Outputs, display: Display, resume: bool) -> TrainState:
     checkpoint = latest(outputs.checkpoints) if resume else None
     if checkpoint is None:
-        resumed, state = None, initial_state(made, _progress(display, "weights"))
+        state = initial_state(made, _progress(display, "weights"))
     else:
-        resumed = state = resumed_state(made, str(checkpoint))
+        require_same_run(made, checkpoint, _recorded(outputs))
+        state = resumed_state(made, checkpoint)
         display.message(f"continuing after step {state.cursor.total} from {checkpoint}")
-    write(made.spec, outputs.spec)
+    _record(made.spec, outputs)
 
     def store(state: TrainState) -> None:
         save_state(outputs.checkpoints, state.cursor.total, state, made.identity, made.spec.checkpoint.keep)
 
-    recorder = open_recorder(made, outputs, display, store, resumed)
+    recorder = open_recorder(made, outputs, display, store, None if checkpoint is None else state.cursor)
     try:
         with _asked_to_stop() as stop:
-            return train(made, state, recorder, stop)
+            return train(made, donate(state), recorder, stop)
+    except RewardError:
+        if latest(outputs.checkpoints) is not None:
+            display.message(f"stopped by an error; when it is mended, {_how_to_go_on(outputs)}")
+        raise
     finally:
         recorder.close()
 
 
+def _record(spec: RunSpec, outputs: Outputs) -> None:
+    """Writes the resolved specification; it appears whole, because a continued run is compared with it."""
+    beside = outputs.spec.with_name("spec.partial.yaml")
+    write(spec, beside)
+    beside.replace(outputs.spec)
+
+
+def _recorded(outputs: Outputs) -> RunSpec | None:
+    """The specification of the run in the folder; None where it is gone, and digests alone must tell runs apart."""
+    try:
+        return read(outputs.spec)
+    except SpecError:
+        return None
+
+
+def _how_to_go_on(outputs: Outputs) -> str:
+    return f"continue with: python -m areno_fn.run {shlex.quote(str(outputs.spec))} --resume"
+
+
 def _finish(made: Plan, outputs: Outputs, state: TrainState, display: Display) -> None:
     export(made, state, outputs.export)
+    from areno_fn.world import curves  # matplotlib, which only the end of a run needs
+
     curves.draw(outputs.metrics, outputs.curves)
     found = summary.write(made.spec, outputs.metrics, outputs.summary)
     for phase in found["phases"]:
@@ -111,11 +146,13 @@ def _shown(value: float | None) -> str:
 
 
 def _progress(display: Display, what: str) -> Progress:
-    show = display.loading(what)
+    shows: list[Callable[[int, int], None]] = []  # nothing is shown where nothing is loaded
 
     def progress(done: int, total: int, done_bytes: int, total_bytes: int) -> None:
         del done_bytes, total_bytes
-        show(done, total)
+        if not shows:
+            shows.append(display.loading(what))
+        shows[0](done, total)
 
     return progress
 
@@ -129,6 +166,8 @@ def _asked_to_stop() -> Iterator[Callable[[], bool]]:
         if asked:
             signal.default_int_handler(number, frame)
         asked.append(number)
+        # not through a buffered stream, which the signal may have interrupted
+        os.write(_STDERR, b"stopping after this step; interrupt once more to stop at once\n")
 
     before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -41,6 +41,7 @@ def test_everything_in_a_state_has_a_path() -> None:
         "cursor.step",
         "cursor.epoch",
         "cursor.batch",
+        "cursor.total",
     ]
 
 

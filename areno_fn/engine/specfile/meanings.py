@@ -101,7 +101,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "data": "what it reads, one source after the other",
         "steps": "optimizer steps, or rollouts; give this",
         "epochs": "or passes over the data",
-        "stop_at": "end early once an evaluation scores this; null: never",
+        "stop_at": "end early once an evaluation scores this; 0: never",
         "batch": "how much goes into a step",
         "optimizers": "one for each trained role",
         "rewards": "what samples are judged by, summed by weight",
