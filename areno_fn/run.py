@@ -36,7 +36,7 @@ def command(arguments: Sequence[str]) -> int:
     from areno_fn.engine.session import describe, run
 
     if options.dry_run:
-        print(describe(spec))
+        print(describe(spec, resume=options.resume, overwrite=options.overwrite))
         return 0
     return run(spec, resume=options.resume, overwrite=options.overwrite)
 

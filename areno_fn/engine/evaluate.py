@@ -15,6 +15,9 @@ from areno_fn.engine.text import completions
 from areno_fn.world.rewards import Reward, score
 from areno_fn.world.tokenizer import Tokenizer
 
+TOTAL = "score"
+"""What the weighted sum of the rewards is called beside their own names."""
+
 
 @attrs.frozen(kw_only=True)
 class EvaluationPlan:
@@ -49,7 +52,7 @@ class EvaluationResult:
     @property
     def metrics(self) -> dict[str, float]:
         """The means under the names of the metric table."""
-        return {"eval/score": self.score} | {f"eval/{name}": value for name, value in self.means.items()}
+        return {f"eval/{name}": value for name, value in self.means.items()} | {f"eval/{TOTAL}": self.score}
 
 
 Rollouts = Callable[..., Rollout]

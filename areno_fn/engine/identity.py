@@ -3,57 +3,142 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
 from msgspec.structs import asdict
 
 from areno_fn import tree
+from areno_fn.contracts.errors import CheckpointError
 from areno_fn.contracts.identity import RunIdentity, digest
 from areno_fn.contracts.spec import Phase, RunSpec
 from areno_fn.engine.model import ModelPlan
 from areno_fn.engine.phases import PhasePlan
 from areno_fn.steps.joins import Stage, stage_name
 
+_UNSAID = {
+    "family": "the model's family",
+    "model": "the configuration of the model",
+    "phases": "a loss of one's own, or the end tokens",
+    "data": "the rows of the data",
+    "parameters": "the shapes or dtypes of the parameters",
+    "optimizers": "the optimizers",
+    "seed": "the seed",
+}
+"""What an identity's field stands for, where no field of the specification shows the change."""
+
 
 def identity_of(
-    spec: RunSpec, model: ModelPlan, phases: Sequence[PhasePlan], losses: Mapping[str, Stage]
+    spec: RunSpec,
+    model: ModelPlan,
+    phases: Sequence[PhasePlan],
+    losses: Mapping[str, Stage],
+    stop: Sequence[int] = (),
 ) -> RunIdentity:
     """What a saved state must agree with to continue this run.
 
     How long the last phase goes on, evaluation, logging and the cadence of checkpoints are left out: they do
     not change what a step computes. Data counts by its tokens and rows, not by its path.
+
+    Args:
+        losses: by phase name, a loss that replaces the algorithm's own.
+        stop: tokens that end a completion.
     """
+    named = {name: stage_name(loss) for name, loss in losses.items()}
     return RunIdentity(
         family=model.family.name,
         model=digest(model.hf_config),
-        phases=digest([_phase(phase, losses.get(phase.name), last=phase is spec.phases[-1]) for phase in spec.phases]),
+        phases=digest([_settings(spec, "phases"), named, list(stop)]),
         data=digest([_data(phase) for phase in phases]),
         parameters=digest(
             [(path, list(leaf.shape), str(leaf.dtype)) for path, leaf in tree.leaves_with_path(model.shapes())]
         ),
-        optimizers=digest([phase.optimizers for phase in spec.phases]),
+        optimizers=digest(_settings(spec, "optimizers")),
         seed=spec.seed,
     )
 
 
-def _phase(phase: Phase, loss: Stage | None, *, last: bool) -> dict[str, Any]:
+def require_same_run(
+    now: RunIdentity, spec: RunSpec, saved: RunIdentity, saved_spec: RunSpec | None, where: str
+) -> None:
+    """Refuses to continue another run, naming the fields of the specification that differ.
+
+    Args:
+        now: identity of the run that wants to continue, and `spec`, what it was asked for.
+        saved: identity of the checkpoint, and `saved_spec`, what its run was asked for, where that is still known.
+        where: the checkpoint.
+
+    Raises:
+        CheckpointError: the identities differ.
+    """
+    fields = now.differences(saved)
+    if not fields:
+        return
+    changed = [] if saved_spec is None else [c for field in fields for c in _changes(saved_spec, spec, field)]
+    unsaid = " and ".join(_UNSAID[field] for field in fields)
+    shown = "; ".join(dict.fromkeys(changed)) or f"{unsaid} changed"
+    raise CheckpointError(f"{where} belongs to another run: {shown}; resume with the specification it was started with")
+
+
+def _settings(spec: RunSpec, field: str) -> Any:
+    """The part of a specification behind a field of the identity, in plain values."""
+    names = [phase.name for phase in spec.phases]
+    last = spec.phases[-1]
+    parts: dict[str, Any] = {"seed": spec.seed}
+    if field == "data":
+        read = [{"data": phase.data, "batch": phase.batch} for phase in spec.phases]
+        parts = {"tokenizer": spec.tokenizer, "phases": dict(zip(names, read, strict=True))}
+    elif field == "phases":
+        kept = [_phase(phase, last=phase is last) for phase in spec.phases]
+        judges = spec.evaluation if any(phase.stop_at for phase in spec.phases) else None
+        parts = {"phases": dict(zip(names, kept, strict=True)), "evaluation": judges, "the order of phases": names}
+    elif field == "optimizers":
+        parts = {"phases": {phase.name: {"optimizers": phase.optimizers} for phase in spec.phases}}
+    elif field in ("family", "model", "parameters"):
+        parts = {"model": spec.model}
+    return msgspec.to_builtins(parts)
+
+
+def _phase(phase: Phase, *, last: bool) -> dict[str, Any]:
     kept = asdict(phase)
     for name in ("data", "optimizers", *(("steps", "epochs") if last and _length_free(phase) else ())):
         kept.pop(name)
-    return kept if loss is None else kept | {"loss": stage_name(loss)}
+    return kept
 
 
 def _length_free(phase: Phase) -> bool:
-    """Whether the phase may be made longer without changing the steps before: no schedule decays over its length."""
-    return all(o.schedule.kind == "constant" or o.schedule.decay_steps for o in phase.optimizers)
+    """Whether a longer phase has the same steps before: no schedule decays over its length, no score ends it."""
+    schedules = [optimizer.schedule for optimizer in phase.optimizers]
+    return not phase.stop_at and all(s.kind == "constant" or s.decay_steps for s in schedules)
+
+
+def _changes(before: RunSpec, now: RunSpec, field: str) -> Iterator[str]:
+    yield from _differences(_settings(before, field), _settings(now, field), "")
+
+
+def _differences(before: Any, now: Any, path: str) -> Iterator[str]:
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in dict.fromkeys([*before, *now]):
+            yield from _differences(before.get(key), now.get(key), f"{path}.{key}".lstrip("."))
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        for place, (one, other) in enumerate(zip(before, now, strict=True)):
+            yield from _differences(one, other, f"{path}.{place}")
+    elif before != now:
+        yield f"{path} was {_shown(before)} and is now {_shown(now)}"
+
+
+def _shown(value: Any) -> str:
+    text = "absent" if value is None else msgspec.json.encode(value).decode()
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _data(phase: PhasePlan) -> str:
     """A digest of what is trained on: tokens for a data set; prompts and rows, which rewards read, for generation."""
     found = hashlib.sha256()
     for example in phase.examples:
-        found.update(repr((example.tokens, example.trained)).encode())
+        found.update(b"%d " % len(example.tokens) + array("q", example.tokens).tobytes() + bytes(example.trained))
     for prompt, row in zip(phase.prompts or (), phase.rows, strict=False):
         found.update(repr((prompt, sorted(row.items()))).encode())
     return found.hexdigest()[:16]

@@ -5,20 +5,22 @@ The loop reads where it stands from `TrainState.cursor`, so continuing a run is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
 from areno_fn import tree
 from areno_fn.contracts.actions import Metrics
 from areno_fn.contracts.batch import JudgedRollout
+from areno_fn.contracts.errors import RewardError
 from areno_fn.contracts.execution import CycleUnit
-from areno_fn.contracts.record import replace
+from areno_fn.contracts.record import donate, replace
 from areno_fn.contracts.state import Cursor, TrainState
 from areno_fn.engine.evaluate import EvaluationResult, evaluate, pad_prompts
 from areno_fn.engine.phases import PhasePlan
 from areno_fn.engine.plan import Plan
-from areno_fn.engine.recorder import Recorder
+from areno_fn.engine.recorder import Judged, Recorder
 from areno_fn.engine.text import completions
 from areno_fn.steps.recipes import ACTOR
 from areno_fn.steps.token.pack import micro_batches
@@ -32,69 +34,91 @@ def train(plan: Plan, state: TrainState, recorder: Recorder, stop: Callable[[], 
 
     Args:
         plan: what `areno_fn.engine.plan.plan` returned.
-        state: a fresh state or one loaded from a checkpoint.
+        state: a fresh state or one loaded from a checkpoint. Hand it over with `donate`, so that the parameters
+            the run starts from do not stay in memory beside those it has.
         recorder: receives metrics, samples and checkpoints.
         stop: asked after every step; True ends the run there, with a checkpoint.
 
     Returns:
         The last state; its cursor stands behind the last phase when the run is complete.
+
+    Raises:
+        RewardError: a reward failed; what was done before it is in a checkpoint.
     """
     latest: EvaluationResult | None = None
+    if state.cursor.step and state.cursor.phase < len(plan.phases):
+        recorder.begun(state)
     while state.cursor.phase < len(plan.phases):
         phase = plan.phases[state.cursor.phase]
-        recorder.begun(state)
-        if state.cursor.step == 0:
+        if not state.cursor.step:
             state = phase.algorithm.begin(state)
+            recorder.begun(state)
             latest = latest or _evaluate(plan, state)
             recorder.evaluated(state, latest)
-        state, latest = _run_phase(plan, phase, state, recorder, stop)
-        if state.cursor.step < phase.steps and not _reached(phase, latest):
-            return state
-        state = replace(state, cursor=Cursor(phase=state.cursor.phase + 1, total=state.cursor.total))
-        recorder.save(state)
-        if stop():
-            return state
+        if state.cursor.step < phase.steps:
+            with _kept(state, recorder):
+                state = _step(plan, phase, state, recorder)
+        with _kept(state, recorder):
+            latest = _evaluate(plan, state) if _evaluation_due(plan, phase, state) else None
+        recorder.evaluated(state, latest)
+        ended = state.cursor.step >= phase.steps or _reached(phase, latest)
+        if ended:
+            state = replace(state, cursor=_behind(plan, state.cursor))
+        stopping = stop()
+        if ended or stopping or recorder.due(state):
+            recorder.save(state)
+        if stopping:
+            break
     return state
 
 
-def _run_phase(
-    plan: Plan, phase: PhasePlan, state: TrainState, recorder: Recorder, stop: Callable[[], bool]
-) -> tuple[TrainState, EvaluationResult | None]:
-    """Steps until the phase is done or a stop was asked for; returns the evaluation of its end, if it got there."""
-    take = _dataset_step if phase.prompts is None else _generation_step
-    every = plan.evaluation.every if plan.evaluation else 0
-    while True:
-        watch = Stopwatch()
-        state, metrics = take(plan, phase, state, recorder)
-        recorder.stepped(state, metrics | {"time/step": watch.seconds()})
-        done = state.cursor.step == phase.steps
-        if done or (every and state.cursor.step % every == 0):
-            result = _evaluate(plan, state)
-            recorder.evaluated(state, result)
-            if done or _reached(phase, result):
-                return state, result
-        stopping = stop()
-        if stopping or recorder.due(state):
+@contextmanager
+def _kept(state: TrainState, recorder: Recorder) -> Iterator[None]:
+    """Saves the state when a reward fails: a user's function must not cost the steps that were done before it."""
+    try:
+        yield
+    except RewardError:
+        if state.cursor.step:
             recorder.save(state)
-        if stopping:
-            return state, None
+        raise
+
+
+def _evaluation_due(plan: Plan, phase: PhasePlan, state: TrainState) -> bool:
+    every = plan.evaluation.every if plan.evaluation else 0
+    return state.cursor.step >= phase.steps or (every > 0 and state.cursor.step % every == 0)
 
 
 def _reached(phase: PhasePlan, result: EvaluationResult | None) -> bool:
     """Whether an evaluation ends the phase early."""
     goal = phase.spec.stop_at
-    return goal is not None and result is not None and result.score >= goal
+    return goal > 0 and result is not None and result.score >= goal
 
 
-def _dataset_step(plan: Plan, phase: PhasePlan, state: TrainState, recorder: Recorder) -> tuple[TrainState, Metrics]:
-    del recorder
+def _behind(plan: Plan, cursor: Cursor) -> Cursor:
+    """The place behind a phase. Behind the last one it keeps its data position, so that the phase can be prolonged."""
+    following = cursor.phase + 1
+    if following == len(plan.phases):
+        return replace(cursor, phase=following)
+    return Cursor(phase=following, total=cursor.total)
+
+
+def _step(plan: Plan, phase: PhasePlan, state: TrainState, recorder: Recorder) -> TrainState:
+    watch = Stopwatch()
+    take = _dataset_step if phase.prompts is None else _generation_step
+    state, metrics, judged = take(plan, phase, state)
+    recorder.stepped(state, metrics | {"time/step": watch.seconds()}, judged)
+    return state
+
+
+def _dataset_step(plan: Plan, phase: PhasePlan, state: TrainState) -> tuple[TrainState, Metrics, None]:
     examples = [phase.examples[row] for row in _rows(phase, state)]
     batch = micro_batches(examples, phase.spec.batch.micro_tokens)
-    state, metrics = phase.algorithm.step(state, tree.map(lambda x: x.to(plan.device), batch))
-    return _advance(phase, state, count_epochs=True), metrics
+    batch = tree.map(lambda x: x.to(plan.device), batch)
+    state, metrics = phase.algorithm.step(donate(state), batch)
+    return _advance(phase, state, count_epochs=True), metrics, None
 
 
-def _generation_step(plan: Plan, phase: PhasePlan, state: TrainState, recorder: Recorder) -> tuple[TrainState, Metrics]:
+def _generation_step(plan: Plan, phase: PhasePlan, state: TrainState) -> tuple[TrainState, Metrics, Judged]:
     sample, prompts = phase.algorithm.sample, phase.prompts
     assert sample is not None and prompts is not None, "the phase was planned for an algorithm that generates"
     rows = _rows(phase, state)
@@ -106,14 +130,13 @@ def _generation_step(plan: Plan, phase: PhasePlan, state: TrainState, recorder: 
     owners = [phase.rows[row] for row in rows for _ in range(samples)]
     totals, parts = score(phase.rewards, owners, texts)
     seconds["time/reward"] = watch.lap()
-    judged = JudgedRollout(rollout=rollout, rewards=torch.tensor(totals, dtype=torch.float32, device=plan.device))
-    state, metrics = phase.algorithm.step(state, judged)
+    batch = JudgedRollout(rollout=rollout, rewards=torch.tensor(totals, dtype=torch.float32, device=plan.device))
+    state, metrics = phase.algorithm.step(donate(state), batch)
     seconds["time/train"] = watch.lap()
-    state = _advance(phase, state, count_epochs=False)
-    recorder.completions(state, owners, texts, totals)
     rates = {"rollout/tokens_per_s": float(rollout.lengths.sum()) / max(seconds["time/rollout"], 1e-9)}
     means = {f"reward/{name}": sum(values) / len(values) for name, values in parts.items()}
-    return state, metrics | means | rates | seconds
+    judged = Judged(rows=owners, texts=texts, totals=totals)
+    return _advance(phase, state, count_epochs=False), metrics | means | rates | seconds, judged
 
 
 def _rows(phase: PhasePlan, state: TrainState) -> list[int]:

@@ -11,13 +11,13 @@ import attrs
 from areno_fn.contracts.errors import SpecError
 
 _OWN = (
+    "checkpoints",  # goes first: what is left of a run that is half removed cannot be continued
     "metrics.jsonl",
     "samples.jsonl",
     "summary.json",
     "curves.png",
     "spec.yaml",
     "tensorboard",
-    "checkpoints",
     "export",
 )
 
@@ -69,6 +69,34 @@ class Outputs:
         return self.root / "export"
 
 
+def inspect(path: str, *, resume: bool, overwrite: bool) -> Outputs:
+    """Refuses an output folder that a run could not use, and changes nothing.
+
+    Args:
+        path: the folder; it need not exist.
+        resume: an existing run in it is continued.
+        overwrite: an existing run in it is deleted first.
+
+    Raises:
+        SpecError: it cannot be written, or holds a run and neither flag is given.
+    """
+    if resume and overwrite:
+        raise SpecError("--resume continues the run in the output folder and --overwrite deletes it; pass one of them")
+    outputs = Outputs(Path(path))
+    nearest = next(folder for folder in (outputs.root, *outputs.root.absolute().parents) if os.path.lexists(folder))
+    if not nearest.is_dir():
+        raise _unwritable(path, f"{nearest} is not a folder")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise _unwritable(path, f"no permission to write in {nearest}")
+    present = _present(outputs)
+    if present and not resume and not overwrite:
+        raise SpecError(
+            f"out: {path} already holds a run ({present[0].name}); pass --resume to continue it, "
+            f"--overwrite to start it afresh, or choose another folder"
+        )
+    return outputs
+
+
 def prepare(path: str, *, resume: bool, overwrite: bool) -> Outputs:
     """Makes the output folder ready, or refuses before anything else is done.
 
@@ -78,25 +106,24 @@ def prepare(path: str, *, resume: bool, overwrite: bool) -> Outputs:
         overwrite: an existing run in it is deleted first. Only files that a run writes are touched.
 
     Raises:
-        SpecError: it cannot be written, or holds a run and neither flag is given.
+        SpecError: as `inspect`.
     """
-    outputs = Outputs(Path(path))
+    outputs = inspect(path, resume=resume, overwrite=overwrite)
     try:
         outputs.root.mkdir(parents=True, exist_ok=True)
         probe = outputs.root / f".write-test-{os.getpid()}"
         probe.touch()
         probe.unlink()
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise SpecError(f"--out {path} cannot be written ({reason}); choose a folder that you may write to") from None
-    present = [name for name in _OWN if (outputs.root / name).exists()]
-    if present and not resume and not overwrite:
-        raise SpecError(
-            f"--out {path} already holds a run ({present[0]}); pass --resume to continue it, "
-            f"--overwrite to start it afresh, or choose another folder"
-        )
-    if overwrite and not resume:
-        for name in present:
-            target = outputs.root / name
+        for target in _present(outputs) if overwrite else ():
             shutil.rmtree(target) if target.is_dir() else target.unlink()
+    except OSError as error:
+        raise _unwritable(path, f"{error.filename}: {error.strerror}") from None
     return outputs
+
+
+def _present(outputs: Outputs) -> list[Path]:
+    return [outputs.root / name for name in _OWN if (outputs.root / name).exists()]
+
+
+def _unwritable(path: str, reason: str) -> SpecError:
+    return SpecError(f"out: {path} cannot be written ({reason}); choose a folder that you may write to")

@@ -75,6 +75,7 @@ def plan_phase(
     else:
         prompts = encode_prompts(rows, tokenizer, spec.batch.max_length - _completion_tokens(spec))
     size = len(examples) if prompts is None else len(prompts)
+    _check_smallest_batch(spec, size, where)
     steps = spec.steps or spec.epochs * batches_per_epoch(size, spec.batch.rows)
     optimizer = adamw(spec.optimizers[0], steps * _updates_per_step(spec))
     materials = recipes.Materials(
@@ -88,6 +89,19 @@ def plan_phase(
     return PhasePlan(
         spec=spec, algorithm=algorithm, steps=steps, rows=rows, examples=examples, prompts=prompts, rewards=rewards
     )
+
+
+def _check_smallest_batch(spec: Phase, size: int, where: str) -> None:
+    """The last batch of an epoch may be smaller than the others, and must still give a row to every mini-batch."""
+    if not isinstance(spec.algorithm, GRPO):
+        return
+    rows = size % spec.batch.rows or spec.batch.rows
+    if rows * spec.algorithm.samples < spec.algorithm.minibatches:
+        raise SpecError(
+            f"{where}.algorithm.minibatches: {spec.algorithm.minibatches} mini-batches cannot be cut from the last batch of "
+            f"an epoch, which has {rows} prompts x {spec.algorithm.samples} samples ({size} prompts in batches of "
+            f"{spec.batch.rows}); change batch.rows, samples or minibatches"
+        )
 
 
 def _completion_tokens(spec: Phase) -> int:

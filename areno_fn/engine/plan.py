@@ -16,7 +16,7 @@ from areno_fn.contracts.identity import RunIdentity
 from areno_fn.contracts.roles import Role, RoleLayout
 from areno_fn.contracts.spec import ByteTokenizer, Evaluation, HFModel, HFTokenizer, RunSpec
 from areno_fn.engine.composition import check_composition
-from areno_fn.engine.evaluate import EvaluationPlan
+from areno_fn.engine.evaluate import TOTAL, EvaluationPlan
 from areno_fn.engine.identity import identity_of
 from areno_fn.engine.model import ModelPlan, plan_model
 from areno_fn.engine.phases import PhasePlan, plan_phase
@@ -87,7 +87,7 @@ def plan(spec: RunSpec, losses: Mapping[str, Stage] | None = None) -> Plan:
         evaluation=evaluation,
         rollout=sampler(model.policy, stop),
         roles=RoleLayout(roles=(Role(name=ACTOR),)),
-        identity=identity_of(spec, model, phases, losses),
+        identity=identity_of(spec, model, phases, losses, stop),
     )
 
 
@@ -130,6 +130,10 @@ def _evaluation(spec: Evaluation, model: ModelPlan, tokenizer: Tokenizer) -> Eva
             f"context of {model.policy.max_positions} positions"
         )
     rewards = load_all(spec.rewards)
+    if len(rewards) > 1 and TOTAL in {reward.name for reward in rewards}:
+        raise SpecError(
+            f"evaluation.rewards: {TOTAL!r} is what the sum of several rewards is called; give that reward another `name`"
+        )
     rows = read_all(spec.data)
     rows = rows[: spec.limit] if spec.limit else rows
     return EvaluationPlan(

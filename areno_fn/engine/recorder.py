@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from areno_fn.contracts.actions import Metrics
-from areno_fn.contracts.state import TrainState
+from areno_fn.contracts.state import Cursor, TrainState
 from areno_fn.engine.evaluate import EvaluationResult
 from areno_fn.engine.outputs import Outputs
 from areno_fn.engine.plan import Plan
@@ -16,6 +16,15 @@ from areno_fn.world.display import Display
 from areno_fn.world.jsonl_log import truncate
 from areno_fn.world.samples import Sample, SampleLog
 from areno_fn.world.trackers import JsonlTracker, TensorBoardTracker, Tracker, combine
+
+
+@attrs.frozen(kw_only=True)
+class Judged:
+    """Completions and what they are worth: one row of the data, one text and one reward each."""
+
+    rows: Sequence[Mapping[str, Any]]
+    texts: Sequence[str]
+    totals: Sequence[float]
 
 
 @attrs.frozen(kw_only=True)
@@ -41,10 +50,12 @@ class Recorder:
         phase = self.plan.phases[state.cursor.phase]
         self.display.phase(phase.spec.name, phase.steps, state.cursor.step)
 
-    def stepped(self, state: TrainState, metrics: Metrics) -> None:
-        """A step is done."""
+    def stepped(self, state: TrainState, metrics: Metrics, judged: Judged | None = None) -> None:
+        """A step is done; of the completions that it was made from some are kept now and then."""
         self.tracker.log(state.cursor.total, self._name(state), metrics)
         self.display.step(state.cursor.step, metrics)
+        if judged is not None and state.cursor.step % self.plan.spec.log.samples_every == 0:
+            self._keep(state, judged)
 
     def evaluated(self, state: TrainState, result: EvaluationResult | None) -> None:
         """An evaluation is done, or there is none in this run."""
@@ -54,14 +65,7 @@ class Recorder:
         self.display.evaluation(result.metrics)
         evaluation = self.plan.evaluation
         if evaluation is not None:
-            self._keep(state, evaluation.rows, result.texts, result.totals)
-
-    def completions(
-        self, state: TrainState, rows: Sequence[Mapping[str, Any]], texts: Sequence[str], totals: Sequence[float]
-    ) -> None:
-        """Training completions came back; some are kept now and then."""
-        if state.cursor.step % self.plan.spec.log.samples_every == 0:
-            self._keep(state, rows, texts, totals)
+            self._keep(state, Judged(rows=evaluation.rows, texts=result.texts, totals=result.totals))
 
     def due(self, state: TrainState) -> bool:
         """Whether the specification asks for a checkpoint here."""
@@ -81,35 +85,33 @@ class Recorder:
     def _name(self, state: TrainState) -> str:
         return self.plan.phases[state.cursor.phase].spec.name
 
-    def _keep(
-        self, state: TrainState, rows: Sequence[Mapping[str, Any]], texts: Sequence[str], totals: Sequence[float]
-    ) -> None:
-        count = self.plan.spec.log.samples
+    def _keep(self, state: TrainState, judged: Judged) -> None:
+        first = slice(self.plan.spec.log.samples)
         kept = [
             Sample(prompt=_prompt_text(row), completion=text, reward=total, answer=_answer(row))
-            for row, text, total in zip(rows[:count], texts[:count], totals[:count], strict=True)
+            for row, text, total in zip(judged.rows[first], judged.texts[first], judged.totals[first], strict=True)
         ]
         self.sample_log.log(state.cursor.total, self._name(state), kept)
         self.display.samples(kept)
 
 
 def open_recorder(
-    plan: Plan, outputs: Outputs, display: Display, store: Callable[[TrainState], None], resumed: TrainState | None
+    plan: Plan, outputs: Outputs, display: Display, store: Callable[[TrainState], None], resumed: Cursor | None
 ) -> Recorder:
     """Opens the logs; those of a resumed run first lose what will be written again.
 
     Args:
-        resumed: the state that the run continues from, None for a fresh run.
+        resumed: where the run continues, None for a fresh run.
     """
-    after = -1 if resumed is None else resumed.cursor.total
+    after = -1 if resumed is None else resumed.total
     names = [phase.spec.name for phase in plan.phases]
     # the evaluation before a phase's first step is made again when the run continues there
-    done = names if resumed is None else names[: resumed.cursor.phase + (resumed.cursor.step > 0)]
+    done = names if resumed is None else names[: resumed.phase + (resumed.step > 0)]
     for path in (outputs.metrics, outputs.samples):
         truncate(path, after, done)
     trackers: list[Tracker] = [JsonlTracker(outputs.metrics)]
     if plan.spec.log.tensorboard:
-        trackers.append(TensorBoardTracker(outputs.tensorboard, None if resumed is None else after))
+        trackers.append(TensorBoardTracker(outputs.tensorboard, after))
     return Recorder(
         plan=plan, display=display, tracker=combine(*trackers), sample_log=SampleLog(outputs.samples), store=store
     )
