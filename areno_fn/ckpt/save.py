@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ def save(
     shard_bytes: int = 5_000_000_000,
     metadata: Mapping[str, str] | None = None,
     files: Mapping[str, bytes] | None = None,
+    without: Collection[str] = (),
 ) -> Path:
     """Writes a folder that `open_folder`, and transformers, read. It appears whole, or the old one stays.
 
@@ -58,6 +59,7 @@ def save(
         shard_bytes: most bytes of tensors in one file; a single file is written when all fit.
         metadata: more strings for the headers, beside those of `source`.
         files: further files by name; they win over carried ones.
+        without: patterns of names that are not carried over from `source`.
 
     Returns:
         The folder.
@@ -70,7 +72,7 @@ def save(
     back = iso.inverse
     ParamLayout(back.source).check(leaves, "the parameters")
     specs, fetch = _planned(back, leaves, source, dtype)
-    others = {CONFIG: _json_text(_with_dtype(config, dtype)), **_carried(source), **(files or {})}
+    others = {CONFIG: _json_text(_with_dtype(config, dtype)), **_carried(source, without), **(files or {})}
     _require_replaceable(Path(out), set(others))
     header = {**(source.store.metadata if source else {}), **(metadata or {}), "format": "pt"}
     index = dict(source.store.index_metadata or {}) if source else {}
@@ -146,15 +148,14 @@ def _nbytes(spec: TensorSpec) -> int:
     return spec.numel * (spec.dtype.itemsize if spec.dtype else 0)
 
 
-def _carried(source: HFFolder | None) -> dict[str, bytes]:
+def _carried(source: HFFolder | None, without: Collection[str]) -> dict[str, bytes]:
     """The files of a source that belong to the model and are not weights."""
     if source is None:
         return {}
     here = [*source.path.iterdir(), *(source.path / _TEMPLATES).glob("*")]
     names = [path.relative_to(source.path).as_posix() for path in here if path.is_file()]
-    return {
-        name: read_small(member(source.path, name), _LONGEST_CARRIED) for name in sorted(names) if _is_carried(name)
-    }
+    kept = [name for name in sorted(names) if _is_carried(name) and not _matches(name, without)]
+    return {name: read_small(member(source.path, name), _LONGEST_CARRIED) for name in kept}
 
 
 def _is_carried(name: str) -> bool:
@@ -162,7 +163,7 @@ def _is_carried(name: str) -> bool:
     return _matches(name, within) and not _matches(name, _WEIGHTS)
 
 
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+def _matches(name: str, patterns: Collection[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 

@@ -49,3 +49,17 @@ METRICS: Mapping[str, str] = MappingProxyType(
     }
 )
 """What every metric of the library means. A stage of a user's own may report other names."""
+
+NAMED_METRICS: Mapping[str, str] = MappingProxyType(
+    {
+        "reward/": "mean of one training reward over the sampled completions, under the reward's name",
+        "eval/": "mean of one evaluation reward over the held-out rows, under the reward's name; eval/score is their weighted sum",
+    }
+)
+"""What the metrics mean whose names a specification chooses, by the family in front of the name."""
+
+
+def meaning(name: str) -> str | None:
+    """What a metric means, or None when it is not one of the library's."""
+    families = [family for family in NAMED_METRICS if name.startswith(family)]
+    return NAMED_METRICS[families[0]] if families else METRICS.get(name)

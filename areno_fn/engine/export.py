@@ -21,21 +21,25 @@ _TOKENIZER_FILES = (
     "vocab*",
     "merges.txt",
     "chat_template*",
+    "additional_chat_templates/*",
+    "*.model",
+    "*.tiktoken",
 )
 
 
 def export(plan: Plan, state: TrainState, folder: Path) -> Path:
-    """Writes the actor, with the tokenizer and everything else its source folder had beside its weights."""
-    from_scratch = plan.model.folder is None
+    """Writes the actor, with the tokenizer that it was trained with and everything else its source folder holds."""
+    own = _tokenizer_files(plan)
     return hf.save(
         folder,
         state.params[ACTOR],
         plan.model.layout,
-        _with_end_tokens(plan) if from_scratch else plan.model.hf_config,
+        plan.model.hf_config if plan.model.folder else _with_end_tokens(plan),
         source=plan.model.folder,
         dtype=plan.spec.export.dtype,
         shard_bytes=plan.spec.export.shard_bytes,
-        files=_tokenizer_files(plan) if from_scratch else None,
+        files=own,
+        without=_TOKENIZER_FILES if own else (),
     )
 
 
@@ -50,14 +54,17 @@ def _with_end_tokens(plan: Plan) -> Mapping[str, Any]:
 
 
 def _tokenizer_files(plan: Plan) -> dict[str, bytes]:
+    """The tokenizer's files by name; none where it is the source folder's own, which travels with the folder."""
     spec = plan.spec.tokenizer
     if isinstance(spec, HFTokenizer):
-        return _read(Path(spec.path), _TOKENIZER_FILES)
+        return _read(Path(spec.path))
+    if spec is None and plan.model.folder is not None:
+        return {}
     with tempfile.TemporaryDirectory() as scratch:
         tokenizer_export.export(scratch)
-        return _read(Path(scratch), _TOKENIZER_FILES)
+        return _read(Path(scratch))
 
 
-def _read(folder: Path, patterns: tuple[str, ...]) -> dict[str, bytes]:
-    found = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
-    return {path.name: path.read_bytes() for path in sorted(found)}
+def _read(folder: Path) -> dict[str, bytes]:
+    found = {path for pattern in _TOKENIZER_FILES for path in folder.glob(pattern) if path.is_file()}
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(found)}
