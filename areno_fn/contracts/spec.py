@@ -59,7 +59,7 @@ class JsonlData(Spec, frozen=True, kw_only=True, tag="jsonl", tag_field="kind"):
 
 
 class ArithmeticData(Spec, frozen=True, kw_only=True, tag="arithmetic", tag_field="kind"):
-    """Sums `a+b=` of numbers with up to `digits` digits, split by a hash into train and held-out pairs."""
+    """Sums `a+b=` of two numbers with exactly `digits` digits, split by a hash into train and held-out pairs."""
 
     digits: Annotated[int, Meta(ge=1, le=6)] = 2
     count: Positive = 4096

@@ -96,18 +96,23 @@ def from_scratch(spec: ScratchModel) -> ModelPlan:
 def from_folder(spec: HFModel) -> ModelPlan:
     """The model of a Hugging Face folder, whose headers have been checked against the family's layout.
 
+    The file decides about the head: one that is not there is the embedding, whatever the configuration says, and
+    the configuration that is written then says so. A head is never made up.
+
     Raises:
         ModelError: an unsupported field. CheckpointError: the folder is damaged or incomplete.
     """
     folder = hf.open_folder(spec.path)
     family = family_of(folder.config)
-    config = family.config_from_hf(folder.config)
+    tied = {} if _HEAD in folder else {"tie_word_embeddings": True}
+    hf_config = {**folder.config, **tied}
+    config = family.config_from_hf(hf_config)
     layout = family.layout(config, head_in_file=_HEAD in folder)
     hf.require_fit(folder, layout, spec.dtype)
     return ModelPlan(
         family=family,
         config=config,
-        hf_config=folder.config,
+        hf_config=hf_config,
         layout=layout,
         policy=family.policy(config),
         folder=folder,

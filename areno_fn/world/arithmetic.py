@@ -23,7 +23,7 @@ _CHUNK = 4096
 def rows(spec: ArithmeticData) -> list[Row]:
     """`count` different sums, a function of the specification alone: `{"prompt": "12+34=", "response": "46", "answer": "46"}`.
 
-    Both numbers are uniform over 0 to 10^digits - 1, without repetition. Which side of the split a pair is on
+    Both numbers are uniform over those of exactly `digits` digits (0 to 9 for one), without repetition. Which side of the split a pair is on
     depends on its two numbers, neither on their order nor on the seed.
 
     Raises:
@@ -51,12 +51,18 @@ def held_out(a: int, b: int) -> bool:
 
 def _pairs(spec: ArithmeticData) -> Iterator[tuple[int, int]]:
     """Every pair once, in a random order."""
-    size = 10**spec.digits
+    least = _least(spec.digits)
+    size = 10**spec.digits - least
     key = Key.of(spec.seed).fold("arithmetic").fold(spec.split)
     for start in range(0, size**2, _CHUNK):
         index = torch.arange(start, min(start + _CHUNK, size**2))
         left, right = _shuffle(key, index // size, index % size, size)
-        yield from zip(left.tolist(), right.tolist(), strict=True)
+        yield from zip((left + least).tolist(), (right + least).tolist(), strict=True)
+
+
+def _least(digits: int) -> int:
+    """The smallest number of so many digits."""
+    return 0 if digits == 1 else 10 ** (digits - 1)
 
 
 def _shuffle(key: Key, left: torch.Tensor, right: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:

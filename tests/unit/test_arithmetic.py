@@ -24,8 +24,8 @@ def reference_held_out(a: int, b: int) -> bool:
 def test_rows_are_sums() -> None:
     for row in rows(ArithmeticData(count=300)):
         a, b = row["prompt"].removesuffix("=").split("+")
-        assert 0 <= int(a) <= 99
-        assert 0 <= int(b) <= 99
+        assert 10 <= int(a) <= 99
+        assert 10 <= int(b) <= 99
         assert row["response"] == row["answer"] == str(int(a) + int(b))
         assert row["prompt"] == f"{int(a)}+{int(b)}="
 
@@ -55,7 +55,7 @@ def test_train_and_held_out_never_meet_whatever_the_seeds(digits: int, seeds: tu
 
 @pytest.mark.parametrize("digits", [1, 2])
 def test_the_two_splits_together_are_every_pair_once(digits: int) -> None:
-    everything = set(product(range(10**digits), repeat=2))
+    everything = set(product(range(10) if digits == 1 else range(10, 100), repeat=2))
     held = sum(reference_held_out(*pair) for pair in everything)
     drawn = pairs(ArithmeticData(digits=digits, count=held, split="heldout"))
     drawn += pairs(ArithmeticData(digits=digits, count=len(everything) - held, split="train"))
@@ -78,8 +78,8 @@ def test_rows_are_a_function_of_the_specification() -> None:
 
 def test_numbers_are_uniform() -> None:
     numbers = [n for pair in pairs(ArithmeticData(digits=3, count=4000)) for n in pair]
-    # mean of 8000 uniforms on 0..999: 499.5, standard error 288.7 / sqrt(8000) = 3.2
-    assert abs(sum(numbers) / len(numbers) - 499.5) < 16
-    counts = [sum(n // 100 == leading for n in numbers) for leading in range(10)]
-    # each Binomial(8000, 0.1): mean 800, deviation 26.8
-    assert all(abs(count - 800) < 5 * 26.8 for count in counts)
+    # mean of 8000 uniforms on 100..999: 549.5, standard error 259.8 / sqrt(8000) = 2.9
+    assert abs(sum(numbers) / len(numbers) - 549.5) < 15
+    counts = [sum(n // 100 == leading for n in numbers) for leading in range(1, 10)]
+    # each Binomial(8000, 1/9): mean 889, deviation 28.1
+    assert all(abs(count - 8000 / 9) < 5 * 28.1 for count in counts)

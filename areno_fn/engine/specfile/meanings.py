@@ -34,7 +34,7 @@ MEANINGS: dict[str, dict[str, str]] = {
     "HFTokenizer": {"path": "folder with tokenizer.json"},
     "JsonlData": {"path": "file with one JSON object a line"},
     "ArithmeticData": {
-        "digits": "most digits of a summand",
+        "digits": "digits of each summand",
         "count": "rows",
         "split": "no sum is in both",
         "seed": "chooses the sums",
