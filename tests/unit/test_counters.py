@@ -38,7 +38,7 @@ def test_C3_other_types_are_refused(value: object) -> None:
         Counters(optimizer_step=value)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["phase", "step", "epoch", "batch"])
+@pytest.mark.parametrize("name", ["phase", "step", "epoch", "batch", "total"])
 def test_D13_a_cursor_holds_naturals(name: str) -> None:
     assert getattr(Cursor(**{name: 7}), name) == 7
     with pytest.raises(RecordError, match=rf"Cursor\.{name} must be an integer of at least 0, received -1"):
