@@ -23,8 +23,8 @@ _CHUNK = 4096
 def rows(spec: ArithmeticData) -> list[Row]:
     """`count` different sums, a function of the specification alone: `{"prompt": "12+34=", "response": "46", "answer": "46"}`.
 
-    Both numbers are uniform over those of exactly `digits` digits (0 to 9 for one), without repetition. Which side of the split a pair is on
-    depends on its two numbers, neither on their order nor on the seed.
+    Both numbers are uniform over those of exactly `digits` digits (0 to 9 for one), without repetition. Which side
+    of the split a pair is on depends on its two numbers, neither on their order nor on the seed.
 
     Raises:
         DataError: the split has fewer pairs than `count`.
