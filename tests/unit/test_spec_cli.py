@@ -261,3 +261,8 @@ def test_arguments_come_from_the_process_when_none_are_given(monkeypatch: pytest
     monkeypatch.setattr(sys, "argv", ["prog", "a", "b"])
     main(lambda arguments: seen.extend(arguments))
     assert seen == ["a", "b"]
+
+
+def test_the_quickstart_starter_is_the_quickstart_that_is_run() -> None:
+    root = Path(__file__).parents[2]
+    assert specfile.read(str(root / "specs/quickstart.toml")) == specfile.STARTERS["quickstart"]()

@@ -28,8 +28,9 @@ _EXACT = RewardSpec(function="areno_fn.world.rewards:exact_match", name="exact_m
 
 def quickstart() -> RunSpec:
     """A small model that learns two-digit addition from nothing: a short supervised phase, then rewards."""
-    sums = ArithmeticData(digits=2, count=8192)
-    adamw = AdamWSpec(lr=1e-3, betas=(0.9, 0.99), schedule=Schedule(warmup_steps=20))
+    sums = ArithmeticData(digits=2, count=7000)
+    adamw = AdamWSpec(lr=1e-3, betas=(0.9, 0.99), weight_decay=0.0, schedule=Schedule(warmup_steps=20))
+    decaying = Schedule(kind="linear", warmup_steps=5, min_lr=4e-5)
     return RunSpec(
         name="quickstart",
         out="out/quickstart",
@@ -40,10 +41,11 @@ def quickstart() -> RunSpec:
                 "hidden_size": 128,
                 "intermediate_size": 512,
                 "num_hidden_layers": 4,
-                "num_attention_heads": 4,
-                "num_key_value_heads": 4,
-                "head_dim": 32,
+                "num_attention_heads": 8,
+                "num_key_value_heads": 8,
+                "head_dim": 16,
                 "max_position_embeddings": 64,
+                "initializer_range": 0.05,
                 "rope_theta": 10000.0,
                 "tie_word_embeddings": True,
             },
@@ -52,19 +54,20 @@ def quickstart() -> RunSpec:
         phases=[
             Phase(
                 name="sft",
-                steps=200,
+                steps=600,
+                stop_at=0.45,
                 algorithm=SFT(),
                 data=[sums],
-                batch=Batch(rows=128, max_length=32),
+                batch=Batch(rows=64, max_length=32),
                 optimizers=[adamw],
             ),
             Phase(
                 name="grpo",
                 steps=150,
-                algorithm=GRPO(sampling=Sampling(max_tokens=5)),
+                algorithm=GRPO(minibatches=2, sampling=Sampling(max_tokens=5)),
                 data=[sums],
-                batch=Batch(rows=48, max_length=32),
-                optimizers=[AdamWSpec(lr=3e-4, betas=(0.9, 0.99), schedule=Schedule(warmup_steps=5))],
+                batch=Batch(rows=64, max_length=32),
+                optimizers=[AdamWSpec(lr=4e-4, betas=(0.9, 0.99), weight_decay=0.0, schedule=decaying)],
                 rewards=[_EXACT],
             ),
         ],
