@@ -50,12 +50,12 @@ def identity_of(
     return RunIdentity(
         family=model.family.name,
         model=digest(model.hf_config),
-        phases=digest([_settings(spec, "phases"), named, list(stop)]),
+        phases=digest([_settings(spec, "phases", _tied(spec)), named, list(stop)]),
         data=digest([_data(phase) for phase in phases]),
         parameters=digest(
             [(path, list(leaf.shape), str(leaf.dtype)) for path, leaf in tree.leaves_with_path(model.shapes())]
         ),
-        optimizers=digest(_settings(spec, "optimizers")),
+        optimizers=digest(_settings(spec, "optimizers", _tied(spec))),
         seed=spec.seed,
     )
 
@@ -82,16 +82,19 @@ def require_same_run(
     raise CheckpointError(f"{where} belongs to another run: {shown}; resume with the specification it was started with")
 
 
-def _settings(spec: RunSpec, field: str) -> Any:
-    """The part of a specification behind a field of the identity, in plain values."""
+def _settings(spec: RunSpec, field: str, tied: bool) -> Any:
+    """The part of a specification behind a field of the identity, in plain values.
+
+    Args:
+        tied: the length of the last phase counts.
+    """
     names = [phase.name for phase in spec.phases]
-    last = spec.phases[-1]
     parts: dict[str, Any] = {"seed": spec.seed}
     if field == "data":
         read = [{"data": phase.data, "batch": phase.batch} for phase in spec.phases]
         parts = {"tokenizer": spec.tokenizer, "phases": dict(zip(names, read, strict=True))}
     elif field == "phases":
-        kept = [_phase(phase, last=phase is last) for phase in spec.phases]
+        kept = [_phase(phase, long=tied or phase is not spec.phases[-1]) for phase in spec.phases]
         judges = spec.evaluation if any(phase.stop_at for phase in spec.phases) else None
         parts = {"phases": dict(zip(names, kept, strict=True)), "evaluation": judges, "the order of phases": names}
     elif field == "optimizers":
@@ -101,21 +104,23 @@ def _settings(spec: RunSpec, field: str) -> Any:
     return msgspec.to_builtins(parts)
 
 
-def _phase(phase: Phase, *, last: bool) -> dict[str, Any]:
+def _phase(phase: Phase, *, long: bool) -> dict[str, Any]:
     kept = asdict(phase)
-    for name in ("data", "optimizers", *(("steps", "epochs") if last and _length_free(phase) else ())):
+    for name in ("data", "optimizers", *(() if long else ("steps", "epochs"))):
         kept.pop(name)
     return kept
 
 
-def _length_free(phase: Phase) -> bool:
-    """Whether a longer phase has the same steps before: no schedule decays over its length, no score ends it."""
-    schedules = [optimizer.schedule for optimizer in phase.optimizers]
-    return not phase.stop_at and all(s.kind == "constant" or s.decay_steps for s in schedules)
+def _tied(spec: RunSpec) -> bool:
+    """Whether the steps of the last phase depend on how many there are: a rate decays over them, or a score ends them."""
+    last = spec.phases[-1]
+    schedules = [optimizer.schedule for optimizer in last.optimizers]
+    return last.stop_at > 0 or any(s.kind != "constant" and not s.decay_steps for s in schedules)
 
 
 def _changes(before: RunSpec, now: RunSpec, field: str) -> Iterator[str]:
-    yield from _differences(_settings(before, field), _settings(now, field), "")
+    tied = _tied(before) or _tied(now)
+    yield from _differences(_settings(before, field, tied), _settings(now, field, tied), "")
 
 
 def _differences(before: Any, now: Any, path: str) -> Iterator[str]:
