@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from areno_fn.contracts.errors import ModelError
 from areno_fn.contracts.policy import Cache
 from areno_fn.contracts.record import donate
-from areno_fn.kernels.attention import cached_attention, equal_documents, packed_attention
+from areno_fn.kernels.attention import cached_attention, equal_documents, key_places, packed_attention
 from areno_fn.kernels.rms_norm import rms_norm
 from areno_fn.models.decoder import Decoder, DecoderConfig
 from areno_fn.models.decoder_layer import angles, at_hand, check_tokens, finish, logits, project
@@ -24,7 +24,7 @@ def prefill(
         config: the model they belong to.
         tokens: int64 [B, L]; what stands past a row's length is never read.
         lengths: int64 [B], from 1 to L.
-        capacity: places of the cache, at least L.
+        capacity: places of the cache, at least L; on the CPU it may get a few more (`key_places`).
 
     Returns:
         The logits [B, V] after each row's last token, and a cache that shares no storage with the arguments.
@@ -42,11 +42,12 @@ def prefill(
     layout = equal_documents(batch, longest)
     cos, sin = angles(config, places.repeat(batch))
     x = F.embedding(tokens.flatten(), params.embed)
+    room = key_places(capacity, tokens.device)
     keys, values = [], []
     for layer in params.layers:
         q, k, v = project(config, layer, x, cos, sin)
-        keys.append(_store(layout.pad(k), capacity))
-        values.append(_store(layout.pad(v), capacity))
+        keys.append(_store(layout.pad(k), room))
+        values.append(_store(layout.pad(v), room))
         x = finish(config, layer, x, packed_attention(q, k, v, layout, config.head_dim**-0.5))
     x = x.index_select(0, torch.arange(batch, device=x.device) * longest + last.flatten())
     cache = Cache(keys=tuple(keys), values=tuple(values), lengths=lengths.clone())
@@ -119,7 +120,7 @@ def _span(cache: Cache) -> int:
         raise ModelError(
             f"decode: a row of the cache is full, it has {capacity} places; prefill with a larger capacity"
         )
-    return longest + 1
+    return min(key_places(longest + 1, cache.lengths.device), capacity)
 
 
 def _check_prompts(tokens: torch.Tensor, lengths: torch.Tensor, capacity: int) -> None:

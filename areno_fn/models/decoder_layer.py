@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from areno_fn.contracts.errors import ModelError
 from areno_fn.kernels.gated_silu import gated_silu
+from areno_fn.kernels.linear import linear
 from areno_fn.kernels.rms_norm import rms_norm
 from areno_fn.kernels.rotary import rotary
 from areno_fn.models.decoder import Decoder, DecoderConfig, Layer
@@ -19,7 +19,7 @@ def project(
     """Rotated queries [N, H, head_dim], rotated keys and values [N, K, head_dim] of hidden states [N, D]."""
     heads, kv_heads = config.num_heads, config.num_kv_heads
     normal = rms_norm(x, layer.attn_norm, config.rms_norm_eps)
-    qkv = F.linear(normal, layer.qkv, layer.qkv_bias).unflatten(-1, (-1, config.head_dim))
+    qkv = linear(normal, layer.qkv, layer.qkv_bias).unflatten(-1, (-1, config.head_dim))
     if layer.q_norm is None or layer.k_norm is None:
         qk, v = qkv.split((heads + kv_heads, kv_heads), dim=-2)
         q, k = rotary(qk, cos, sin).split((heads, kv_heads), dim=-2)
@@ -32,10 +32,10 @@ def project(
 
 def finish(config: DecoderConfig, layer: Layer, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
     """The rest of a layer: output projection [N, H, head_dim] -> [N, D], then the gated linear unit."""
-    x = x + F.linear(attended.flatten(-2), layer.o, layer.o_bias)
+    x = x + linear(attended.flatten(-2), layer.o, layer.o_bias)
     normal = rms_norm(x, layer.mlp_norm, config.rms_norm_eps)
-    gated = gated_silu(F.linear(normal, layer.gate_up, layer.gate_up_bias))
-    return x + F.linear(gated, layer.down, layer.down_bias)
+    gated = gated_silu(linear(normal, layer.gate_up, layer.gate_up_bias))
+    return x + linear(gated, layer.down, layer.down_bias)
 
 
 def angles(config: DecoderConfig, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -49,7 +49,7 @@ def angles(config: DecoderConfig, positions: torch.Tensor) -> tuple[torch.Tensor
 
 def logits(params: Decoder, hidden: torch.Tensor) -> torch.Tensor:
     """Logits [..., V] of final hidden states [..., D]."""
-    return F.linear(hidden, params.embed if params.head is None else params.head)
+    return linear(hidden, params.embed if params.head is None else params.head)
 
 
 def at_hand(tensor: torch.Tensor) -> bool:

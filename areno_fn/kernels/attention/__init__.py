@@ -4,6 +4,8 @@ One implementation serves every device: torch's own `scaled_dot_product_attentio
 the CPU as on the GPU. There is no second path and no mask of N x N. Documents that are packed end to end are laid
 side by side in a view padded to the longest one; for documents of one length that is a reshape, and otherwise it
 costs documents x longest places, so pack documents of similar length together.
+
+On the CPU a token's result has the same bits whatever it is packed or decoded with, as far as `places.py` explains.
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ import torch
 import torch.nn.functional as F
 
 from areno_fn.kernels.attention.layout import PackedLayout, equal_documents, packed_layout
+from areno_fn.kernels.attention.places import key_places, padded
 from areno_fn.kernels.backend import require
+from areno_fn.kernels.linear import FEW
 
-__all__ = ["PackedLayout", "cached_attention", "equal_documents", "packed_attention", "packed_layout"]
+__all__ = ["PackedLayout", "cached_attention", "equal_documents", "key_places", "packed_attention", "packed_layout"]
 
 
 def packed_attention(
@@ -44,10 +48,11 @@ def packed_attention(
     fits = fits and q.shape[0] == layout.tokens and q.shape[1] % k.shape[1] == 0
     wanted = f"q must be [N, H, head_dim] and k and v [N, K, head_dim] with N = {layout.tokens} and H a multiple of K"
     require(fits, "packed_attention", wanted, q, k, v)
-    q, k, v = (layout.pad(x).transpose(1, 2) for x in (q, k, v))
     shared = q.shape[1] != k.shape[1]
+    places = key_places(layout.longest, q.device)
+    q, k, v = (padded(layout.pad(x).transpose(1, 2), places) for x in (q, k, v))
     out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=shared)
-    return layout.unpad(out.transpose(1, 2))
+    return layout.unpad(out[:, :, : layout.longest].transpose(1, 2))
 
 
 def cached_attention(
@@ -58,7 +63,7 @@ def cached_attention(
     Args:
         q: [B, H, head_dim], floating.
         keys: [B, S, K, head_dim], with H a multiple of K; places at or past a row's length are never weighed, but
-            must be finite.
+            must be finite. With S of `key_places` nothing is copied.
         values: like `keys`.
         lengths: int64 [B], from 1 to S.
         scale: factor of the scores.
@@ -75,10 +80,11 @@ def cached_attention(
     require(fits, "cached_attention", wanted, q, keys, values, lengths)
     batch, heads, head_dim = q.shape
     kv_heads = keys.shape[2]
-    seen = torch.arange(keys.shape[1], device=q.device) < lengths[:, None]
+    group = heads // kv_heads
+    places = key_places(keys.shape[1], q.device)
+    seen = torch.arange(places, device=q.device) < lengths[:, None]
     # the heads that share a key head stand in the place of query positions, so that no key is repeated
-    grouped = q.view(batch, kv_heads, heads // kv_heads, head_dim)
-    out = F.scaled_dot_product_attention(
-        grouped, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=seen[:, None, None, :], scale=scale
-    )
-    return out.reshape(batch, heads, head_dim)
+    grouped = padded(q.view(batch, kv_heads, group, head_dim), group if q.is_cuda else max(group, FEW))
+    keys, values = (padded(x.transpose(1, 2), places) for x in (keys, values))
+    out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=seen[:, None, None, :], scale=scale)
+    return out[:, :, :group].reshape(batch, heads, head_dim)

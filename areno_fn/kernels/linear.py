@@ -1,0 +1,34 @@
+"""`linear`: the affine map whose rows do not depend on how many there are."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+FEW = 4
+"""On the CPU a product of fewer rows is another routine, which adds up in another order."""
+_DEALT = 64
+"""Up to so many rows, a number that is not a multiple of `FEW` may leave fewer than that to one of the threads."""
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """`y = x weight^T + bias`, a row of which has the same bits alone as among others.
+
+    A rollout multiplies one row per sequence where training multiplies one per token, so their log-probabilities
+    can only be equal if rows are. On the CPU a few zero rows see to it. On the GPU this is `F.linear`, whose
+    result does depend on the number of rows, by roundings.
+
+    Args:
+        x: [..., D], floating.
+        weight: [E, D].
+        bias: [E] or None.
+
+    Returns:
+        [..., E].
+    """
+    rows = x.numel() // x.shape[-1]
+    missing = -rows % FEW
+    if not missing or rows > _DEALT or x.device.type != "cpu":
+        return F.linear(x, weight, bias)
+    whole = F.pad(x.reshape(rows, x.shape[-1]), (0, 0, 0, missing))
+    return F.linear(whole, weight, bias)[:rows].reshape(*x.shape[:-1], weight.shape[0])
