@@ -78,7 +78,9 @@ def _open_sharded(folder: Path) -> Store:
     missing = [name for name, file in files.items() if not file.is_file()]
     if missing:
         lost = sum(1 for name in weight_map.values() if name in missing)
-        raise CheckpointError(f"{path} names files that are not there: {', '.join(missing)} ({lost} tensors)")
+        raise CheckpointError(
+            f"{path} names files that are not there: {', '.join(missing)} ({lost} tensors); copy them into the folder"
+        )
     headers = {name: read_header(file) for name, file in files.items()}
     problems = _index_problems(weight_map, headers)
     if problems:

@@ -55,11 +55,11 @@ def _phase(spec: RunSpec, phase: Phase) -> Iterator[str]:
 
 def _optimizers(phase: Phase, where: str) -> Iterator[str]:
     given, needed = [o.role for o in phase.optimizers], phase.algorithm.roles
-    for role in sorted(set(given) | set(needed)):
-        if role not in needed:
-            yield f"{where}.optimizers: role {role!r} is not trained here; trainable roles are {', '.join(needed)}"
-        elif given.count(role) != 1:
-            yield f"{where}.optimizers: role {role!r} has {given.count(role)} optimizers; exactly one is needed"
+    if sorted(given) != sorted(needed):
+        yield (
+            f"{where}.optimizers: there must be exactly one for each trained role ({', '.join(needed)}), "
+            f"received {', '.join(given) or 'none'}"
+        )
 
 
 def _grpo(phase: Phase, algorithm: GRPO, where: str) -> Iterator[str]:

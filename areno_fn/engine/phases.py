@@ -12,6 +12,7 @@ from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.execution import Acquisition
 from areno_fn.contracts.policy import TokenPolicy
 from areno_fn.contracts.spec import GRPO, Phase
+from areno_fn.engine.place import at
 from areno_fn.steps import recipes
 from areno_fn.steps.joins import Stage
 from areno_fn.steps.optimizers.adamw import adamw
@@ -62,22 +63,25 @@ def plan_phase(
         DataError: a row cannot be used. RewardError: a reward does not import. SpecError: lengths do not fit.
     """
     where = f"phases.{spec.name}"
-    rewards = load_all(spec.rewards)
+    with at(f"{where}.rewards"):
+        rewards = load_all(spec.rewards)
     if spec.batch.max_length > policy.max_positions:
         raise SpecError(
             f"{where}.batch.max_length: {spec.batch.max_length} is beyond the model's context of {policy.max_positions} positions"
         )
-    rows = read_all(spec.data)
     examples: tuple[Example, ...] = ()
     prompts: tuple[tuple[int, ...], ...] | None = None
-    if spec.algorithm.execution.acquisition is Acquisition.DATASET:
-        examples = tuple(encode_examples(rows, tokenizer, spec.batch.max_length, spec.batch.overlong))
-    else:
-        prompts = encode_prompts(rows, tokenizer, spec.batch.max_length - _completion_tokens(spec))
+    with at(f"{where}.data"):
+        rows = read_all(spec.data)
+        if spec.algorithm.execution.acquisition is Acquisition.DATASET:
+            examples = tuple(encode_examples(rows, tokenizer, spec.batch.max_length, spec.batch.overlong))
+        else:
+            prompts = encode_prompts(rows, tokenizer, spec.batch.max_length - _completion_tokens(spec))
     size = len(examples) if prompts is None else len(prompts)
     _check_smallest_batch(spec, size, where)
     steps = spec.steps or spec.epochs * batches_per_epoch(size, spec.batch.rows)
-    optimizer = adamw(spec.optimizers[0], steps * _updates_per_step(spec))
+    with at(f"{where}.optimizers"):
+        optimizer = adamw(spec.optimizers[0], steps * _updates_per_step(spec))
     materials = recipes.Materials(
         policy=policy,
         optimizer=optimizer,
@@ -85,7 +89,8 @@ def plan_phase(
         micro_tokens=spec.batch.micro_tokens,
         max_length=spec.batch.max_length,
     )
-    algorithm = recipes.build(spec.algorithm, materials, loss)
+    with at(where):
+        algorithm = recipes.build(spec.algorithm, materials, loss)
     return PhasePlan(
         spec=spec, algorithm=algorithm, steps=steps, rows=rows, examples=examples, prompts=prompts, rewards=rewards
     )

@@ -20,6 +20,7 @@ from areno_fn.engine.evaluate import TOTAL, EvaluationPlan
 from areno_fn.engine.identity import identity_of
 from areno_fn.engine.model import ModelPlan, plan_model
 from areno_fn.engine.phases import PhasePlan, plan_phase
+from areno_fn.engine.place import at
 from areno_fn.engine.specfile import check
 from areno_fn.steps.joins import Stage
 from areno_fn.steps.recipes import ACTOR
@@ -73,7 +74,8 @@ def plan(spec: RunSpec, losses: Mapping[str, Stage] | None = None) -> Plan:
     check_composition(spec)
     _check_losses(spec, losses)
     device = _device(spec)
-    model = plan_model(spec)
+    with at("model"):
+        model = plan_model(spec)
     tokenizer = _tokenizer(spec, model)
     stop = tuple(token for token in tokenizer.eos_ids if token < model.policy.vocab_size)
     phases = tuple(plan_phase(phase, model.policy, tokenizer, stop, losses.get(phase.name)) for phase in spec.phases)
@@ -109,7 +111,8 @@ def _tokenizer(spec: RunSpec, model: ModelPlan) -> Tokenizer:
     named = spec.tokenizer or (
         HFTokenizer(path=spec.model.path) if isinstance(spec.model, HFModel) else ByteTokenizer()
     )
-    tokenizer = tokenizers.load(named, extra_eos=model.declared_eos)
+    with at("tokenizer"):
+        tokenizer = tokenizers.load(named, extra_eos=model.declared_eos)
     if tokenizer.vocab_size > model.policy.vocab_size:
         raise SpecError(
             f"tokenizer: it has {tokenizer.vocab_size} tokens, but the model embeds {model.policy.vocab_size}; "
@@ -129,16 +132,19 @@ def _evaluation(spec: Evaluation, model: ModelPlan, tokenizer: Tokenizer) -> Eva
             f"evaluation.sampling.max_tokens: {spec.sampling.max_tokens} leaves no room for a prompt in the model's "
             f"context of {model.policy.max_positions} positions"
         )
-    rewards = load_all(spec.rewards)
+    with at("evaluation.rewards"):
+        rewards = load_all(spec.rewards)
     if len(rewards) > 1 and TOTAL in {reward.name for reward in rewards}:
         raise SpecError(
             f"evaluation.rewards: {TOTAL!r} is what the sum of several rewards is called; give that reward another `name`"
         )
-    rows = read_all(spec.data)
-    rows = rows[: spec.limit] if spec.limit else rows
+    with at("evaluation.data"):
+        rows = read_all(spec.data)
+        rows = rows[: spec.limit] if spec.limit else rows
+        prompts = encode_prompts(rows, tokenizer, room)
     return EvaluationPlan(
         rows=rows,
-        prompts=encode_prompts(rows, tokenizer, room),
+        prompts=prompts,
         rewards=rewards,
         sampling=spec.sampling,
         every=spec.every,

@@ -51,10 +51,11 @@ class Recorder:
         self.display.phase(phase.spec.name, phase.steps, state.cursor.step)
 
     def stepped(self, state: TrainState, metrics: Metrics, judged: Judged | None = None) -> None:
-        """A step is done; of the completions that it was made from some are kept now and then."""
+        """A step is done; of the completions that it was made from some are kept, at first and now and then."""
         self.tracker.log(state.cursor.total, self._name(state), metrics)
         self.display.step(state.cursor.step, metrics)
-        if judged is not None and state.cursor.step % self.plan.spec.log.samples_every == 0:
+        step, every = state.cursor.step, self.plan.spec.log.samples_every
+        if judged is not None and (step == 1 or step % every == 0):
             self._keep(state, judged)
 
     def evaluated(self, state: TrainState, result: EvaluationResult | None) -> None:

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from areno_fn.ckpt.hf import Progress
 from areno_fn.ckpt.resume import latest, save_state
@@ -134,15 +135,14 @@ def _finish(made: Plan, outputs: Outputs, state: TrainState, display: Display) -
     curves.draw(outputs.metrics, outputs.curves)
     found = summary.write(made.spec, outputs.metrics, outputs.summary)
     for phase in found["phases"]:
-        display.message(
-            f"{phase['name']}: {phase['steps']} steps in {phase['seconds']:.0f} s, "
-            f"evaluation {_shown(phase['eval_start'])} -> {_shown(phase['eval_end'])}"
-        )
+        display.message(_summed_up(phase))
     display.message(f"trained model in {outputs.export}, curves in {outputs.curves}")
 
 
-def _shown(value: float | None) -> str:
-    return "none" if value is None else f"{value:.3f}"
+def _summed_up(phase: Mapping[str, Any]) -> str:
+    text = f"{phase['name']}: {phase['steps']} steps in {phase['seconds']:.0f} s"
+    before, after = phase["eval_start"], phase["eval_end"]
+    return text if before is None or after is None else f"{text}, evaluation {before:.3f} -> {after:.3f}"
 
 
 def _progress(display: Display, what: str) -> Progress:

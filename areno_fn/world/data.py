@@ -53,8 +53,8 @@ def read_jsonl(path: str) -> list[Row]:
 def _row(line: bytes, path: str, number: int) -> Row:
     try:
         value: Any = msgspec.json.decode(line)
-    except msgspec.DecodeError as error:
-        raise DataError(f"{path}:{number}: not valid JSON ({error})") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise DataError(f"{path}:{number}: not valid JSON ({error}); each line is one JSON object") from None
     if not isinstance(value, dict):
         raise DataError(f"{path}:{number}: a row must be a JSON object, received {type(value).__name__}")
     row = Row(value, path, number)

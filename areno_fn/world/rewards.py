@@ -48,12 +48,16 @@ def load(spec: RewardSpec) -> Reward:
     """
     module_name, colon, attribute = spec.function.partition(":")
     if not (module_name and colon and attribute):
-        raise RewardError(f"the reward {spec.function!r} must be written package.module:function")
+        raise RewardError(
+            f"the reward {spec.function!r} must be written package.module:function, for example my_rewards:score"
+        )
     function = getattr(_import(module_name, spec.function), attribute, None)
     if function is None:
         raise RewardError(f"the reward {spec.function!r} does not exist: module {module_name!r} has no {attribute!r}")
     if not callable(function):
-        raise RewardError(f"the reward {spec.function!r} must be a function, but it is a {type(function).__name__}")
+        raise RewardError(
+            f"the reward {spec.function!r} must be a function, but it is a {type(function).__name__}"
+        )
     return Reward(name=spec.name or attribute, weight=spec.weight, function=function)
 
 
@@ -97,7 +101,7 @@ def score(
 def _values(reward: Reward, rows: Rows, completions: Sequence[str]) -> list[float]:
     try:
         result = _ask(reward, rows, completions)
-    except Exception as error:  # whatever a user's function raises is reported, with the row it was raised for
+    except (Exception, SystemExit) as error:  # whatever a user's function raises is reported, with the row it is about
         raise RewardError(
             f"the reward {reward.name!r} failed {_blame(reward, rows, completions)}: {_describe(error)}"
         ) from error
@@ -106,7 +110,8 @@ def _values(reward: Reward, rows: Rows, completions: Sequence[str]) -> list[floa
         raise RewardError(f"the reward {reward.name!r} returned a {type(result).__name__}; return a list of numbers")
     if len(values) != len(completions):
         raise RewardError(
-            f"the reward {reward.name!r} returned {len(values)} values for {len(completions)} completions"
+            f"the reward {reward.name!r} returned {len(values)} values for {len(completions)} completions; "
+            f"return one number for each"
         )
     return [_number(reward, value, index, rows) for index, value in enumerate(values)]
 
@@ -120,7 +125,7 @@ def _blame(reward: Reward, rows: Rows, completions: Sequence[str]) -> str:
     for index, (row, completion) in enumerate(zip(rows, completions, strict=True)):
         try:
             _ask(reward, [row], [completion])
-        except Exception:
+        except (Exception, SystemExit):
             return f"on {_place(index, rows)}"
     return f"on the batch of {len(completions)} rows, though on none of them alone"
 
@@ -148,11 +153,14 @@ def _import(module_name: str, reward: str) -> Any:
     importlib.invalidate_caches()
     try:
         return importlib.import_module(module_name)
-    except Exception as error:  # a user's module may raise anything while it is imported
-        raise RewardError(f"the reward {reward!r} does not import ({_describe(error)})") from error
+    except (Exception, SystemExit) as error:  # a user's module may raise anything while it is imported
+        raise RewardError(
+            f"the reward {reward!r} does not import ({_describe(error)}); it is looked for in the current folder first, "
+            f"then among installed packages"
+        ) from error
 
 
-def _describe(error: Exception) -> str:
+def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 

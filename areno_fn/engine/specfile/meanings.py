@@ -111,7 +111,7 @@ MEANINGS: dict[str, dict[str, str]] = {
     "Log": {
         "tensorboard": "write TensorBoard event files",
         "samples": "completions shown and kept each time",
-        "samples_every": "steps between them",
+        "samples_every": "steps between them; those of the first step are always recorded",
     },
 }
 
