@@ -94,9 +94,10 @@ def test_samples_are_kept_of_evaluations_and_now_and_then_of_training(whole: Pat
     samples = tiny.lines(whole / "samples.jsonl")
     assert all(list(s) == ["step", "phase", "prompt", "completion", "reward", "answer"] for s in samples)
     places = [(s["step"], s["phase"]) for s in samples]
-    # four of each evaluation; in the second phase four of every second step besides
+    # four of each evaluation; in the second phase four of the first and of every second step besides
     counts = {place: places.count(place) for place in places}
-    assert counts == {(0, "sft"): 4, (2, "sft"): 4, (4, "sft"): 4, (4, "grpo"): 4, (6, "grpo"): 8, (8, "grpo"): 8}
+    evaluated = {(0, "sft"): 4, (2, "sft"): 4, (4, "sft"): 4, (4, "grpo"): 4}
+    assert counts == {**evaluated, (5, "grpo"): 4, (6, "grpo"): 8, (8, "grpo"): 8}
     trained = [s for s in samples if s["phase"] == "grpo" and s["reward"] < 0]
     assert trained and all(s["reward"] == -0.5 * len(s["completion"]) for s in trained)
 
