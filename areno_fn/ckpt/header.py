@@ -159,7 +159,7 @@ def _header_length(path: Path, prefix: bytes, size: int) -> int:
         )
     if 8 + length > size:
         raise CheckpointError(
-            f"{path} is truncated: its header needs {8 + length} bytes, expected at least that, but it has {size}"
+            f"{path} is truncated: its header needs {8 + length} bytes, expected at least that, but it has {size}; copy it again"
         )
     return length
 
@@ -199,4 +199,4 @@ def _require_exact_cover(path: Path, entries: Mapping[str, Entry], data: int, si
         end, before = entry.stop, repr(name)
     if end != size:
         kind = "truncated" if size < end else "over-long"
-        raise CheckpointError(f"{path} is {kind}: expected {end} bytes by its header, it has {size}")
+        raise CheckpointError(f"{path} is {kind}: expected {end} bytes by its header, it has {size}; copy it again")

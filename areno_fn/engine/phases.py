@@ -67,7 +67,8 @@ def plan_phase(
         rewards = load_all(spec.rewards)
     if spec.batch.max_length > policy.max_positions:
         raise SpecError(
-            f"{where}.batch.max_length: {spec.batch.max_length} is beyond the model's context of {policy.max_positions} positions"
+            f"{where}.batch.max_length: {spec.batch.max_length} is beyond the model's context of {policy.max_positions} "
+            f"positions; lower it to that or less"
         )
     examples: tuple[Example, ...] = ()
     prompts: tuple[tuple[int, ...], ...] | None = None
