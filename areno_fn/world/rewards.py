@@ -24,6 +24,9 @@ from areno_fn.contracts.spec import RewardSpec
 Rows = Sequence[Mapping[str, Any]]
 RewardFunction = Callable[[list[dict[str, Any]], list[str]], Any]
 
+LARGEST = 1e30
+"""Rewards become float32; up to this size neither they nor what is computed from them overflows."""
+
 
 @attrs.frozen(kw_only=True)
 class Reward:
@@ -55,9 +58,7 @@ def load(spec: RewardSpec) -> Reward:
     if function is None:
         raise RewardError(f"the reward {spec.function!r} does not exist: module {module_name!r} has no {attribute!r}")
     if not callable(function):
-        raise RewardError(
-            f"the reward {spec.function!r} must be a function, but it is a {type(function).__name__}"
-        )
+        raise RewardError(f"the reward {spec.function!r} must be a function, but it is a {type(function).__name__}")
     return Reward(name=spec.name or attribute, weight=spec.weight, function=function)
 
 
@@ -89,12 +90,19 @@ def score(
         B weighted sums, and the B unweighted values of every reward by name.
 
     Raises:
-        RewardError: a reward raised, or did not return one finite number per completion; names the reward and the row.
+        RewardError: a reward raised, or did not return one finite number of at most `LARGEST` per completion, or a
+            weighted sum is beyond that; names the reward and the row.
     """
     parts = {reward.name: _values(reward, rows, completions) for reward in rewards}
     totals = [
         math.fsum(reward.weight * parts[reward.name][index] for reward in rewards) for index in range(len(completions))
     ]
+    for index, total in enumerate(totals):
+        if not abs(total) <= LARGEST:
+            raise RewardError(
+                f"the rewards of {_place(index, rows)} add up to {total} by their weights; the sum must be from "
+                f"{-LARGEST:g} to {LARGEST:g}, so lower a weight"
+            )
     return totals, parts
 
 
@@ -105,7 +113,7 @@ def _values(reward: Reward, rows: Rows, completions: Sequence[str]) -> list[floa
         raise RewardError(
             f"the reward {reward.name!r} failed {_blame(reward, rows, completions)}: {_describe(error)}"
         ) from error
-    values = result.tolist() if isinstance(result, torch.Tensor | np.ndarray) else result
+    values = _listed(reward, result)
     if not isinstance(values, list | tuple):
         raise RewardError(f"the reward {reward.name!r} returned a {type(result).__name__}; return a list of numbers")
     if len(values) != len(completions):
@@ -114,6 +122,18 @@ def _values(reward: Reward, rows: Rows, completions: Sequence[str]) -> list[floa
             f"return one number for each"
         )
     return [_number(reward, value, index, rows) for index, value in enumerate(values)]
+
+
+def _listed(reward: Reward, result: Any) -> Any:
+    """Tensors and arrays as lists; anything else as it is."""
+    if not isinstance(result, torch.Tensor | np.ndarray):
+        return result
+    try:
+        return result.tolist()
+    except (NotImplementedError, RuntimeError) as error:  # meta and sparse tensors
+        raise RewardError(
+            f"the reward {reward.name!r} returned a tensor that holds no list of numbers ({_describe(error)})"
+        ) from error
 
 
 def _ask(reward: Reward, rows: Rows, completions: Sequence[str]) -> Any:
@@ -135,9 +155,15 @@ def _number(reward: Reward, value: Any, index: int, rows: Rows) -> float:
         raise RewardError(
             f"the reward {reward.name!r} returned a {type(value).__name__} for {_place(index, rows)}; it must be a number"
         )
-    number = float(value)
-    if not math.isfinite(number):
-        raise RewardError(f"the reward {reward.name!r} returned {number} for {_place(index, rows)}; it must be finite")
+    try:
+        number = float(value)
+    except OverflowError:  # an integer or a fraction beyond every float
+        number = math.inf
+    if not abs(number) <= LARGEST:
+        raise RewardError(
+            f"the reward {reward.name!r} returned {number} for {_place(index, rows)}; it must be finite and from "
+            f"{-LARGEST:g} to {LARGEST:g}"
+        )
     return number
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -154,11 +155,22 @@ def test_an_exception_of_the_batch_alone() -> None:
         ([float("-inf"), 2.0, 3.0], r"returned -inf for row 0 \(sums.jsonl:1\)"),
         (torch.tensor([0.0, 1.0, float("nan")]), r"returned nan for row 2"),
         ([[1.0], [2.0], [3.0]], "returned a list for row 0"),
+        ([1.0, 10**400, 3.0], r"returned inf for row 1 \(sums.jsonl:2\)"),
+        ([1.0, Fraction(10**400), 3.0], r"returned inf for row 1 \(sums.jsonl:2\)"),
+        ([1.0, 2.0, -1e39], r"returned -1e\+39 for row 2 \(sums.jsonl:3\)"),
+        (torch.ones(3, device="meta"), "returned a tensor that holds no list of numbers"),
+        (torch.ones(3).to_sparse(), "returned a tensor that holds no list of numbers"),
     ],
 )
 def test_what_a_reward_must_not_return(returned: Any, said: str) -> None:
     with pytest.raises(RewardError, match=f"the reward 'judge' {said}"):
         score([reward(lambda rows, completions: returned)], ROWS, TEXTS)
+
+
+def test_a_weight_that_carries_a_sum_beyond_float32() -> None:
+    rewards = [reward(lambda rows, texts: [0.0, 1e30, 0.0], 1e9), reward(lambda rows, texts: [1.0] * 3, name="other")]
+    with pytest.raises(RewardError, match=r"the rewards of row 1 \(sums.jsonl:2\) add up to 1e\+39 by their weights"):
+        score(rewards, ROWS, TEXTS)
 
 
 @pytest.mark.parametrize(
