@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import shutil
@@ -475,6 +476,7 @@ def test_a_damaged_checkpoint_is_named(whole: Path, tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------ memory
 
 
+@pytest.mark.traced  # without typeguard, which keeps the arguments of every call
 def test_the_state_a_phase_began_with_does_not_stay_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     judges.prepare()
     seen: list[weakref.ref[torch.Tensor]] = []
@@ -483,6 +485,7 @@ def test_the_state_a_phase_began_with_does_not_stay_in_memory(tmp_path: Path, mo
 
     def look(self: Recorder, state: TrainState, *rest: Any) -> None:
         seen.append(weakref.ref(state.params["actor"].embed))
+        gc.collect()
         alive.append(sum(ref() is not None for ref in seen))
         stepped(self, state, *rest)
 
@@ -492,6 +495,7 @@ def test_the_state_a_phase_began_with_does_not_stay_in_memory(tmp_path: Path, mo
     assert alive == [1] * 8
 
 
+@pytest.mark.traced
 def test_a_start_is_not_kept_by_whoever_made_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     judges.prepare()
     first: list[weakref.ref[torch.Tensor]] = []
@@ -506,6 +510,7 @@ def test_a_start_is_not_kept_by_whoever_made_it(tmp_path: Path, monkeypatch: pyt
     stepped = Recorder.stepped
 
     def look(self: Recorder, *rest: Any) -> None:
+        gc.collect()
         alive.append(first[0]() is not None)
         stepped(self, *rest)
 
