@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -15,11 +16,19 @@ if not torch.cuda.is_available():
 
 torch.set_num_threads(1)
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jobs are started deaf to Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 settings.register_profile(
     "default", deadline=None, max_examples=60, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile("search", deadline=None, max_examples=1000, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--smollm2 FOLDER`: tests of a real model run on what `python tests/smollm2.py FOLDER` makes."""
+    parser.addoption("--smollm2", metavar="FOLDER", help="a folder made by `python tests/smollm2.py FOLDER`")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
