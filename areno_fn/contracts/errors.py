@@ -45,3 +45,7 @@ class RewardError(ArenoError, ValueError):
 
 class KernelError(ArenoError, ValueError):
     """A kernel was given tensors whose shape, dtype or device it does not work on."""
+
+
+class DivergenceError(ArenoError, ArithmeticError):
+    """A loss or a gradient is no longer a finite number."""

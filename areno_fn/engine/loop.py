@@ -5,6 +5,7 @@ The loop reads where it stands from `TrainState.cursor`, so continuing a run is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -13,7 +14,7 @@ import torch
 from areno_fn import tree
 from areno_fn.contracts.actions import Metrics
 from areno_fn.contracts.batch import JudgedRollout
-from areno_fn.contracts.errors import RewardError
+from areno_fn.contracts.errors import DivergenceError, RewardError
 from areno_fn.contracts.execution import CycleUnit
 from areno_fn.contracts.record import donate, replace
 from areno_fn.contracts.state import Cursor, TrainState
@@ -44,6 +45,7 @@ def train(plan: Plan, state: TrainState, recorder: Recorder, stop: Callable[[], 
 
     Raises:
         RewardError: a reward failed; what was done before it is in a checkpoint.
+        DivergenceError: a loss or a gradient is not finite; the last checkpoint is from before it.
     """
     latest: EvaluationResult | None = None
     if state.cursor.step and state.cursor.phase < len(plan.phases):
@@ -107,7 +109,19 @@ def _step(plan: Plan, phase: PhasePlan, state: TrainState, recorder: Recorder) -
     take = _dataset_step if phase.prompts is None else _generation_step
     state, metrics, judged = take(plan, phase, state)
     recorder.stepped(state, metrics | {"time/step": watch.seconds()}, judged)
+    _require_finite(phase, state, metrics)
     return state
+
+
+def _require_finite(phase: PhasePlan, state: TrainState, metrics: Metrics) -> None:
+    """A step that diverged is not kept: everything after it would be NaN."""
+    for name in ("train/loss", "train/grad_norm"):
+        value = metrics.get(name, 0.0)
+        if not math.isfinite(value):
+            raise DivergenceError(
+                f"phases.{phase.spec.name}: {name} is {value} at step {state.cursor.step}, and nothing of that step is "
+                f"kept; lower the learning rate, or look for a division by 0 in a loss of your own"
+            )
 
 
 def _dataset_step(plan: Plan, phase: PhasePlan, state: TrainState) -> tuple[TrainState, Metrics, None]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from areno_fn.ckpt.hf import Progress
 from areno_fn.ckpt.resume import latest, save_state
-from areno_fn.contracts.errors import RewardError, SpecError
+from areno_fn.contracts.errors import DivergenceError, RewardError, SpecError
 from areno_fn.contracts.record import donate
 from areno_fn.contracts.spec import RunSpec
 from areno_fn.contracts.state import TrainState
@@ -87,6 +87,8 @@ def describe(spec: RunSpec, *, resume: bool = False, overwrite: bool = False) ->
 def _train(made: Plan, outputs: Outputs, display: Display, resume: bool) -> TrainState:
     checkpoint = latest(outputs.checkpoints) if resume else None
     if checkpoint is None:
+        if resume:
+            display.message(f"no checkpoint in {outputs.checkpoints}: this run starts at its beginning")
         state = initial_state(made, _progress(display, "weights"))
     else:
         require_same_run(made, checkpoint, _recorded(outputs))
@@ -101,7 +103,7 @@ def _train(made: Plan, outputs: Outputs, display: Display, resume: bool) -> Trai
     try:
         with _asked_to_stop() as stop:
             return train(made, donate(state), recorder, stop)
-    except RewardError:
+    except (DivergenceError, RewardError):
         if latest(outputs.checkpoints) is not None:
             display.message(f"stopped by an error; when it is mended, {_how_to_go_on(outputs)}")
         raise

@@ -186,6 +186,11 @@ def _check_objective(objective: Objective) -> None:
 def _with_total_first(objective: Objective) -> Callable[[Any, Any], tuple[torch.Tensor, Sums]]:
     def run(params: Any, batch: Any) -> tuple[torch.Tensor, Sums]:
         sums = objective(params, batch)
+        if not isinstance(sums, Sums):
+            raise JoinError(
+                f"{stage_name(objective)} is declared to return Sums, but returned {show(type(sums))}; "
+                f"end the loss with total, weight = aggregate(...) and return Sums(total=total, weight=weight, ...)"
+            )
         return sums.total, sums
 
     return run
