@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from areno_fn.contracts.errors import RecordError
 from areno_fn.contracts.record import record, static
+from areno_fn.contracts.shapes import require_scalar, require_vectors
 
 
 @record
@@ -24,6 +26,9 @@ class Scores:
     segments: torch.Tensor
     entropy: torch.Tensor
     documents: int = static()
+
+    def __check__(self) -> None:
+        require_vectors(self, "logp", "weight", "segments", "entropy")
 
 
 @record
@@ -46,6 +51,9 @@ class Actions:
     reference: torch.Tensor | None = None
     documents: int = static()
 
+    def __check__(self) -> None:
+        require_vectors(self, "logp", "weight", "segments", "entropy", "old", "advantage", "reference")
+
 
 @record
 class Sums:
@@ -63,6 +71,16 @@ class Sums:
     weight: torch.Tensor
     stats: dict[str, torch.Tensor]
     peaks: dict[str, torch.Tensor]
+
+    def __check__(self) -> None:
+        require_scalar(self.total, "Sums.total")
+        require_scalar(self.weight, "Sums.weight")
+        if self.weight.requires_grad:
+            raise RecordError(
+                "Sums.weight carries a gradient, which a mean would ignore; divide by data, or write .detach() behind it"
+            )
+        for name, peak in self.peaks.items():
+            require_scalar(peak, f"Sums.peaks[{name!r}]")
 
 
 Metrics = dict[str, float]

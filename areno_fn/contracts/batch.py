@@ -6,7 +6,8 @@ import attrs
 import torch
 
 from areno_fn.contracts.errors import RecordError
-from areno_fn.contracts.record import record, static
+from areno_fn.contracts.record import record, shown, static
+from areno_fn.contracts.shapes import require_vectors
 
 
 @attrs.frozen(kw_only=True)
@@ -55,8 +56,11 @@ class PackedTokens:
     longest: int = static()
 
     def __check__(self) -> None:
-        _same_length(self, "tokens", "positions", "segments")
-        _same_length(self, "index", "targets", "weight", *(() if self.kept is None else ("kept",)))
+        require_vectors(self, "tokens", "positions", "segments")
+        require_vectors(self, "index", "targets", "weight", "kept")
+        for name in ("tokens", "positions", "segments", "index", "targets"):
+            if getattr(self, name).dtype != torch.int64:
+                raise RecordError(f"PackedTokens.{name} must be int64, received {shown(getattr(self, name))}")
 
 
 @record
@@ -101,7 +105,8 @@ class Prompts:
     def __check__(self) -> None:
         if self.tokens.ndim != 2:
             raise RecordError(f"Prompts.tokens must be [B, L], received shape {tuple(self.tokens.shape)}")
-        _same_length(self, "tokens", "lengths", "ids")
+        require_vectors(self, "lengths", "ids")
+        _same_rows(self, "tokens", "lengths")
 
 
 @record
@@ -130,7 +135,8 @@ class Rollout:
     kept: torch.Tensor | None = None
 
     def __check__(self) -> None:
-        _same_length(self, "groups", "ids", "tokens", "lengths", "logp", "finished")
+        require_vectors(self, "groups", "ids", "lengths", "finished")
+        _same_rows(self, "tokens", "lengths")
         if self.kept is not None and self.kept.shape != self.tokens.shape:
             raise RecordError(
                 f"Rollout.kept has shape {tuple(self.kept.shape)}, but tokens has {tuple(self.tokens.shape)}"
@@ -161,8 +167,9 @@ class JudgedRollout:
             )
 
 
-def _same_length(value: object, *names: str) -> None:
-    sizes = {name: getattr(value, name).shape[0] for name in names}
-    if len(set(sizes.values())) > 1:
-        shown = ", ".join(f"{name} {size}" for name, size in sizes.items())
-        raise RecordError(f"{type(value).__name__}: these must have one length, received {shown}")
+def _same_rows(value: object, matrix: str, vector: str) -> None:
+    table, rows = getattr(value, matrix), getattr(value, vector)
+    if table.ndim != 2 or table.shape[0] != rows.shape[0]:
+        raise RecordError(
+            f"{type(value).__name__}.{matrix} must have a row for each of the {rows.shape[0]} {vector}, received {shown(table)}"
+        )
