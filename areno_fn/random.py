@@ -11,13 +11,21 @@ import math
 
 import torch
 
+from areno_fn.contracts.errors import RecordError
 from areno_fn.contracts.key import GOLDEN, Key, mix
+from areno_fn.contracts.record import shown
 
 
 def words(key: Key, *coordinates: torch.Tensor) -> torch.Tensor:
-    """64 random bits per element of the broadcast coordinates, int64."""
+    """64 random bits per element of the broadcast coordinates, int64.
+
+    Raises:
+        RecordError: a coordinate is not a tensor of integers.
+    """
     word = key.word().to(coordinates[0].device) if coordinates else key.word()
     for coordinate in coordinates:
+        if coordinate.is_floating_point():
+            raise RecordError(f"coordinates of draws are integers, received {shown(coordinate)}")
         word = mix(word + (coordinate.to(torch.int64) + 1) * GOLDEN)
     return mix(word ^ GOLDEN)
 

@@ -9,6 +9,8 @@ generators", OOPSLA 2014): a bijection of 64-bit words that is cheap in any back
 from __future__ import annotations
 
 import hashlib
+import operator
+from typing import Any
 
 import torch
 
@@ -40,7 +42,11 @@ class Key:
 
     @staticmethod
     def of(seed: int) -> Key:
-        """The key of an integer seed (taken modulo 2^64)."""
+        """The key of an integer seed (taken modulo 2^64).
+
+        Raises:
+            RecordError: the seed is not an integer.
+        """
         return Key(seed=torch.tensor(_signed(seed)), counter=torch.tensor(0))
 
     def word(self) -> torch.Tensor:
@@ -48,7 +54,11 @@ class Key:
         return mix(self.seed + (self.counter + 1) * GOLDEN)
 
     def fold(self, data: int | str | torch.Tensor) -> Key:
-        """The child key named by an integer, an int64 scalar tensor or a string."""
+        """The child key named by an integer, a scalar tensor of integers or a string; equal numbers name one child.
+
+        Raises:
+            RecordError: the name is something else.
+        """
         name = _named(data) if isinstance(data, str) else data
         seed = mix(mix(self.word() ^ GOLDEN) + (_scalar(name) + 1) * GOLDEN)
         return Key(seed=seed, counter=torch.zeros_like(self.counter))
@@ -77,13 +87,27 @@ def _shift(word: torch.Tensor, by: int) -> torch.Tensor:
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _named(text: str) -> int:
     """The 64-bit word that a string stands for: the first eight bytes of its SHA-256."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
+    return int.from_bytes(hashlib.sha256(text.encode(errors="surrogatepass")).digest()[:8], "little", signed=True)
 
 
 def _signed(value: int) -> int:
-    value &= (1 << 64) - 1
-    return value - (1 << 64) if value >> 63 else value
+    word = (value if type(value) is int else _integer(value)) & ((1 << 64) - 1)
+    return word - (1 << 64) if word >> 63 else word
+
+
+def _integer(value: Any) -> int:
+    """Integers of other libraries and booleans as Python's own, which do not overflow."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise RecordError(
+            f"a key is named by integers and strings, received the {type(value).__name__} {value!r}"
+        ) from None
 
 
 def _scalar(data: int | torch.Tensor) -> torch.Tensor:
-    return data if isinstance(data, torch.Tensor) else torch.tensor(_signed(data))
+    if not isinstance(data, torch.Tensor):
+        return torch.tensor(_signed(data))
+    if data.is_floating_point() or data.is_complex():
+        raise RecordError(f"a key is named by integers and strings, received the tensor {shown(data)}")
+    return data.to(torch.int64)

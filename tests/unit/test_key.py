@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
@@ -110,3 +113,22 @@ def test_a_key_needs_whole_numbers() -> None:
         Key(seed=torch.tensor(0), counter=torch.tensor(0.0))
     with pytest.raises(RecordError, match=r"Key\.seed must be an int64 scalar, received i64\[2\]"):
         Key(seed=torch.zeros(2, dtype=torch.int64), counter=torch.tensor(0))
+
+
+@pytest.mark.parametrize("number", [0, 3, -3, 2**63 - 1, -(2**63)])
+def test_a_number_names_one_child_and_one_key_whatever_its_type(number: int) -> None:
+    child, key = Key.of(1).fold(number), Key.of(number)
+    same: list[Any] = [np.int64(number), torch.tensor(number)]
+    same += [np.int8(number), torch.tensor(number, dtype=torch.int32)] if abs(number) < 100 else []
+    same += [np.uint64(number), torch.tensor(number, dtype=torch.uint8)] if 0 <= number < 100 else []
+    for value in same:
+        assert torch.equal(Key.of(1).fold(value).seed, child.seed)
+        assert torch.equal(Key.of(value).seed, key.seed)
+
+
+@pytest.mark.parametrize("value", [1.0, None, b"a", np.float64(1), torch.tensor(1.0)])
+def test_a_name_that_is_no_integer(value: Any) -> None:
+    with pytest.raises(RecordError, match="a key is named by integers and strings, received the"):
+        Key.of(1).fold(value)
+    with pytest.raises(RecordError, match="a key is named by integers and strings, received the"):
+        Key.of(value)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from areno_fn import random
+from areno_fn.contracts.errors import RecordError
 from areno_fn.contracts.key import Key
 
 MASK = (1 << 64) - 1
@@ -193,3 +194,9 @@ def test_permutations_are_uniform() -> None:
         counts[order] = counts.get(order, 0) + 1
     assert len(counts) == 24
     assert sum((c - 200) ** 2 / 200 for c in counts.values()) < 49.8  # 23 degrees of freedom, probability 0.001
+
+
+def test_coordinates_are_integers() -> None:
+    """1.5 and 1.7 would otherwise draw alike."""
+    with pytest.raises(RecordError, match=r"coordinates of draws are integers, received f32\[2\]"):
+        random.uniform(KEY, torch.tensor([1.5, 1.7]))
