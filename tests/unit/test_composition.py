@@ -1,0 +1,177 @@
+"""Rules between the fields of a specification: each refusal by its words, and what stands near it and is allowed."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+import msgspec
+import pytest
+from e2e import tiny
+
+from areno_fn.contracts.errors import SpecError
+from areno_fn.contracts.execution import Acquisition, CycleUnit, Feedback, LoaderKind
+from areno_fn.contracts.spec import GRPO, SFT, RunSpec
+from areno_fn.engine.composition import check_composition
+from areno_fn.steps.recipes import RECIPES
+
+REWARD = {"function": "m:f"}
+
+
+def tables() -> dict[str, Any]:
+    return tomllib.loads(tiny.SPEC)
+
+
+def problems(table: dict[str, Any]) -> list[str]:
+    try:
+        check_composition(msgspec.convert(table, RunSpec))
+    except SpecError as error:
+        return str(error).splitlines()
+    return []
+
+
+def changed(place: str, value: Any) -> list[str]:
+    """What is said of the tiny specification with one field replaced; `a.0.b` is the address."""
+    table = tables()
+    *way, last = place.split(".")
+    inner: Any = table
+    for name in way:
+        inner = inner[int(name)] if isinstance(inner, list) else inner.setdefault(name, {})
+    inner[int(last) if isinstance(inner, list) else last] = value
+    return problems(table)
+
+
+def test_a_sound_specification_passes() -> None:
+    assert problems(tables()) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "sentence"),
+    [
+        ("phases.1.name", "sft", "phases: two phases are named 'sft'; names must differ"),
+        (
+            "phases.0.steps",
+            0,
+            "phases.sft: exactly one of `steps` and `epochs` must be at least 1, but neither is given",
+        ),
+        (
+            "phases.0.epochs",
+            2,
+            "phases.sft: exactly one of `steps` and `epochs` must be at least 1, but both are given",
+        ),
+        (
+            "phases.1.epochs",
+            2,
+            "phases.grpo.epochs: grpo generates its data, so its length is given by `steps` (rollout iterations), "
+            "not by epochs",
+        ),
+        (
+            "phases.0.rewards",
+            [REWARD],
+            "phases.sft.rewards: sft is dataset + none, so no reward is ever asked; remove the rewards, or put them "
+            "under `evaluation`",
+        ),
+        (
+            "phases.1.rewards",
+            [],
+            "phases.grpo.rewards: grpo learns from runtime rewards and needs at least one, for example function = "
+            "'package.module:function'",
+        ),
+        ("phases.0.data", [], "phases.sft.data: a phase needs at least one data source"),
+        (
+            "phases.0.optimizers",
+            [],
+            "phases.sft.optimizers: there must be exactly one for each trained role (actor), received none",
+        ),
+        (
+            "phases.0.optimizers",
+            [{"kind": "adamw"}] * 2,
+            "phases.sft.optimizers: there must be exactly one for each trained role (actor), received actor, actor",
+        ),
+        (
+            "phases.0.optimizers.0.role",
+            "critic",
+            "phases.sft.optimizers: there must be exactly one for each trained role (actor), received critic",
+        ),
+        (
+            "phases.1.algorithm.sampling.temperature",
+            0.0,
+            "phases.grpo.algorithm.sampling.temperature: 0 is greedy decoding, which explores nothing; use a "
+            "temperature above 0",
+        ),
+        (
+            "phases.1.algorithm.samples",
+            1,
+            "phases.grpo.algorithm.samples: a group of 1 has no spread, so every advantage would be 0; use at least 2",
+        ),
+        (
+            "phases.1.batch.max_length",
+            4,
+            "phases.grpo.batch.max_length: 4 leaves no room for a prompt beside sampling.max_tokens = 4",
+        ),
+        (
+            "phases.1.algorithm.minibatches",
+            17,
+            "phases.grpo.algorithm.minibatches: 17 mini-batches cannot be cut from 4 prompts x 4 samples",
+        ),
+        ("evaluation.data", [], "evaluation.data: an evaluation needs at least one data source"),
+        ("evaluation.rewards", [], "evaluation.rewards: an evaluation needs at least one reward"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_sentence(place: str, value: Any, sentence: str) -> None:
+    assert changed(place, value) == [sentence]
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("phases.1.algorithm.samples", 2),
+        ("phases.1.algorithm.minibatches", 16),
+        ("phases.1.batch.max_length", 5),
+        ("phases.0.stop_at", 0.5),
+        ("evaluation.sampling.temperature", 0.0),
+    ],
+)
+def test_what_stands_at_the_edge_is_allowed(place: str, value: Any) -> None:
+    assert changed(place, value) == []
+
+
+def test_a_group_of_one_is_allowed_where_no_group_is_compared() -> None:
+    table = tables()
+    table["phases"][1]["algorithm"] |= {"samples": 1, "scale": "batch", "minibatches": 1}
+    assert problems(table) == []
+
+
+def test_a_phase_that_stops_at_a_score_needs_scores_on_the_way() -> None:
+    table = tables()
+    table["phases"][0]["stop_at"] = 0.5
+    sentence = "phases.sft.stop_at: a phase can only stop at a score when `evaluation.every` is at least 1"
+    table["evaluation"]["every"] = 0
+    assert problems(table) == [sentence]
+    del table["evaluation"]
+    assert problems(table) == [sentence]
+
+
+def test_every_problem_is_told_at_once_in_the_order_of_the_specification() -> None:
+    table = tables()
+    table["phases"][0]["steps"] = 0
+    table["phases"][1]["rewards"] = []
+    table["evaluation"]["data"] = []
+    assert [line.split(":")[0] for line in problems(table)] == ["phases.sft", "phases.grpo.rewards", "evaluation.data"]
+
+
+def test_C1_C2_an_algorithm_and_its_recipe_declare_one_contract() -> None:
+    for spec, acquisition, feedback, unit, loader in (
+        (SFT, Acquisition.DATASET, Feedback.NONE, CycleUnit.DATA_EPOCH, LoaderKind.DISTRIBUTED_EPOCH),
+        (
+            GRPO,
+            Acquisition.GENERATION,
+            Feedback.RUNTIME_REWARD,
+            CycleUnit.ROLLOUT_ITERATION,
+            LoaderKind.GROUPED_ROLLOUT,
+        ),
+    ):
+        contract = spec.execution
+        assert RECIPES[spec].execution is contract
+        assert (contract.acquisition, contract.feedback) == (acquisition, feedback)
+        assert (contract.cycle_unit, contract.loader_kind) == (unit, loader)

@@ -1,0 +1,128 @@
+"""The output folder: looked at before anything is done, and never more than a run's own files removed from it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from areno_fn.contracts.errors import SpecError
+from areno_fn.engine.outputs import Outputs, inspect, prepare
+
+MAY = "choose a folder that you may write to"
+
+
+def refused(path: Path | str, *, resume: bool = False, overwrite: bool = False) -> str:
+    with pytest.raises(SpecError) as caught:
+        inspect(str(path), resume=resume, overwrite=overwrite)
+    with pytest.raises(SpecError) as again:
+        prepare(str(path), resume=resume, overwrite=overwrite)
+    assert str(again.value) == str(caught.value)
+    return str(caught.value)
+
+
+def a_run(root: Path) -> Outputs:
+    outputs = Outputs(root)
+    for folder in (outputs.checkpoints / "step-00000001", outputs.export, outputs.tensorboard):
+        folder.mkdir(parents=True)
+        (folder / "file").write_text("x")
+    for file in (outputs.metrics, outputs.samples, outputs.summary, outputs.curves, outputs.spec):
+        file.write_text("x")
+    (root / "notes.txt").write_text("mine")
+    return outputs
+
+
+def test_inspecting_makes_nothing(tmp_path: Path) -> None:
+    outputs = inspect(str(tmp_path / "a" / "b"), resume=False, overwrite=False)
+    assert outputs.root == tmp_path / "a" / "b"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_preparing_makes_the_folder_and_nothing_in_it(tmp_path: Path) -> None:
+    outputs = prepare(str(tmp_path / "a" / "b"), resume=False, overwrite=False)
+    assert list(outputs.root.iterdir()) == []
+
+
+def test_a_relative_folder_is_one_of_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    prepare("deep/out", resume=False, overwrite=False)
+    assert (tmp_path / "deep" / "out").is_dir()
+
+
+def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("x")
+    assert refused(file) == f"out: {file} cannot be written ({file} is not a folder); {MAY}"
+    assert refused(file / "a" / "b") == f"out: {file}/a/b cannot be written ({file} is not a folder); {MAY}"
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "nowhere")
+    assert refused(link / "out") == f"out: {link}/out cannot be written ({link} is not a folder); {MAY}"
+
+
+def test_a_folder_without_permission_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked of the system, because an administrator may write everywhere."""
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    sentence = f"out: {tmp_path}/a/b cannot be written (no permission to write in {tmp_path}); {MAY}"
+    assert refused(tmp_path / "a" / "b") == sentence
+
+
+def test_what_only_writing_shows_is_the_same_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path) -> None:
+        raise OSError(28, "No space left on device", str(self))
+
+    monkeypatch.setattr(Path, "touch", full)
+    with pytest.raises(
+        SpecError, match=rf"^out: {tmp_path}/out cannot be written \(.*: No space left on device\); {MAY}$"
+    ):
+        prepare(str(tmp_path / "out"), resume=False, overwrite=False)
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "metrics.jsonl", "export", "summary.json"])
+def test_any_trace_of_a_run_is_a_run(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("x")
+    assert refused(tmp_path) == (
+        f"out: {tmp_path} already holds a run ({name}); pass --resume to continue it, --overwrite to start it afresh, or "
+        f"choose another folder"
+    )
+
+
+def test_other_files_are_no_run(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    prepare(str(tmp_path), resume=False, overwrite=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_resuming_touches_nothing(tmp_path: Path) -> None:
+    a_run(tmp_path)
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    prepare(str(tmp_path), resume=True, overwrite=False)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before
+
+
+def test_overwriting_removes_a_run_and_nothing_else(tmp_path: Path) -> None:
+    a_run(tmp_path)
+    prepare(str(tmp_path), resume=False, overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_run_that_is_half_removed_cannot_be_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoints go first: with its logs gone and a checkpoint left, another run would go on unnoticed."""
+    outputs = a_run(tmp_path)
+    rmtree = shutil.rmtree
+
+    def once(path: Path) -> None:
+        rmtree(path)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", once)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(str(tmp_path), resume=False, overwrite=True)
+    assert not outputs.checkpoints.exists()
+    assert outputs.metrics.exists()
+
+
+def test_only_one_of_both_flags(tmp_path: Path) -> None:
+    assert refused(tmp_path, resume=True, overwrite=True) == (
+        "--resume continues the run in the output folder and --overwrite deletes it; pass one of them"
+    )

@@ -1,0 +1,103 @@
+"""The plan looks at everything before a weight is read, the cheap before the dear, and changes nothing."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from e2e import tiny
+
+import areno_fn as af
+from areno_fn.contracts.errors import DataError, ModelError, RewardError, SpecError
+from areno_fn.contracts.spec import AdamWSpec, RunSpec
+
+
+def spec(table: dict[str, Any]) -> RunSpec:
+    return msgspec.convert(table, RunSpec)
+
+
+def set_at(table: dict[str, Any], place: str, value: Any) -> Any:
+    """Sets a field and returns what stood there."""
+    *way, last = place.split(".")
+    inner: Any = table
+    for name in way:
+        inner = inner[int(name)] if isinstance(inner, list) else inner[name]
+    before, inner[last] = inner[last], value
+    return before
+
+
+def test_mistakes_are_found_in_the_order_of_what_it_costs_to_find_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Composition, device, model, tokenizer, rewards, data, evaluation (CONTRACTS 3.9)."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    wrong = [
+        ("phases.1.name", "sft", SpecError, "two phases are named"),
+        ("device", "cuda", SpecError, "torch sees no CUDA device"),
+        ("model.family", "gpt9", ModelError, "model_type is 'gpt9'"),
+        ("model.config.vocab_size", 100, SpecError, "tokenizer: it has 259 tokens"),
+        ("phases.0.batch.max_length", 64, SpecError, "is beyond the model's context"),
+        ("phases.0.data", [{"kind": "jsonl", "path": "/none"}], DataError, "phases.sft.data: the data file /none"),
+        ("phases.1.rewards", [{"function": "none:f"}], RewardError, "phases.grpo.rewards: the reward 'none:f'"),
+        ("evaluation.rewards", [{"function": "none:g"}], RewardError, "evaluation.rewards: the reward 'none:g'"),
+    ]
+    table = tomllib.loads(tiny.SPEC)
+    right = {place: set_at(table, place, value) for place, value, _, _ in wrong}
+    for place, _, kind, words in wrong:
+        with pytest.raises(kind, match=words):
+            af.plan(spec(table))
+        set_at(table, place, right[place])
+    assert af.plan(spec(table)).device == torch.device("cpu")
+
+
+def test_a_specification_made_in_python_is_checked_like_a_file() -> None:
+    made = spec(tomllib.loads(tiny.SPEC))
+    wrong = msgspec.structs.replace(made.phases[0], optimizers=[AdamWSpec(lr="1e-6")])  # type: ignore[arg-type]
+    with pytest.raises(
+        SpecError, match=r"phases\.sft\.optimizers\.actor\.lr must be a number above 0, received the text"
+    ):
+        af.plan(msgspec.structs.replace(made, phases=[wrong]))
+
+
+def test_a_plan_says_how_long_each_phase_is() -> None:
+    table = tomllib.loads(tiny.SPEC)
+    table["phases"][0] |= {"steps": 0, "epochs": 3}
+    table["phases"][0]["data"][0]["count"] = 41
+    plan = af.plan(spec(table))
+    assert [phase.steps for phase in plan.phases] == [3 * 6, 4]  # 41 rows in batches of 8
+    assert [phase.size for phase in plan.phases] == [41, 20]
+
+
+@pytest.mark.parametrize(("rows", "refused"), [(8, False), (9, True), (10, False), (3, False), (1, True)])
+def test_the_smallest_batch_of_an_epoch_must_fill_its_mini_batches(rows: int, refused: bool) -> None:
+    """Batches of 4 prompts with 4 samples each, in 6 mini-batches: a last batch of 1 prompt has 4 sequences."""
+    table = tomllib.loads(tiny.SPEC)
+    table["phases"][1]["data"][0]["count"] = rows
+    table["phases"][1]["algorithm"]["minibatches"] = 6
+    if not refused:
+        af.plan(spec(table))
+        return
+    with pytest.raises(
+        SpecError, match="cannot be cut from the last batch of an epoch, which has 1 prompts x 4 samples"
+    ):
+        af.plan(spec(table))
+
+
+def test_rows_too_long_may_be_dropped_and_the_epoch_is_shorter(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(f'{{"prompt": "a", "response": "{"b" * length}"}}\n' for length in (1, 30, 2, 30, 3)))
+    table = tomllib.loads(tiny.SPEC)
+    table["phases"] = [table["phases"][0]]
+    table["phases"][0] |= {"steps": 0, "epochs": 1, "data": [{"kind": "jsonl", "path": str(path)}]}
+    table["phases"][0]["batch"] = {"rows": 2, "max_length": 16, "overlong": "drop"}
+    (phase,) = af.plan(spec(table)).phases
+    assert (phase.size, phase.steps) == (3, 2)
+    assert [example.row for example in phase.examples] == [0, 2, 4]
+
+
+def test_planning_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    af.plan(spec(tomllib.loads(tiny.SPEC)))
+    assert list(tmp_path.iterdir()) == []
