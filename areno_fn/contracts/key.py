@@ -91,7 +91,8 @@ def _named(text: str) -> int:
 
 
 def _signed(value: int) -> int:
-    word = (value if type(value) is int else _integer(value)) & ((1 << 64) - 1)
+    # a trace knows its integers as constants, and not what type they had
+    word = (value if torch.compiler.is_compiling() else _integer(value)) & ((1 << 64) - 1)
     return word - (1 << 64) if word >> 63 else word
 
 

@@ -200,3 +200,12 @@ def test_coordinates_are_integers() -> None:
     """1.5 and 1.7 would otherwise draw alike."""
     with pytest.raises(RecordError, match=r"coordinates of draws are integers, received f32\[2\]"):
         random.uniform(KEY, torch.tensor([1.5, 1.7]))
+
+
+@pytest.mark.traced
+def test_keys_are_folded_and_drawn_from_inside_a_compiled_region() -> None:
+    def draw(key: Key, step: torch.Tensor) -> torch.Tensor:
+        return random.uniform(key.fold(3).fold("rollout").fold(step), IDS)
+
+    compiled = torch.compile(draw, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(KEY, torch.tensor(5)), draw(KEY, torch.tensor(5)))
