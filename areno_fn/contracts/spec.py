@@ -78,10 +78,14 @@ class RewardSpec(Spec, frozen=True, kw_only=True):
     name: str = ""
 
 
+COLDEST = 1e-6
+"""Least temperature that is not 0; logits divided by much less would overflow float32."""
+
+
 class Sampling(Spec, frozen=True, kw_only=True):
     """The distribution tokens are drawn from. Truncation order: temperature, top-k, top-p, min-p.
 
-    `temperature = 0` is greedy decoding, legal only for evaluation.
+    `temperature = 0` is greedy decoding, legal only for evaluation; any other is at least `COLDEST`.
     """
 
     max_tokens: Positive = 64

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.execution import Acquisition, Feedback
-from areno_fn.contracts.spec import GRPO, Phase, RunSpec
+from areno_fn.contracts.spec import COLDEST, GRPO, Phase, RunSpec, Sampling
 
 
 def check_composition(spec: RunSpec) -> None:
@@ -65,6 +65,7 @@ def _optimizers(phase: Phase, where: str) -> Iterator[str]:
 def _grpo(phase: Phase, algorithm: GRPO, where: str) -> Iterator[str]:
     if algorithm.sampling.temperature == 0:
         yield f"{where}.algorithm.sampling.temperature: 0 is greedy decoding, which explores nothing; use a temperature above 0"
+    yield from _cold(algorithm.sampling, f"{where}.algorithm.sampling")
     if algorithm.samples == 1 and algorithm.scale == "group":
         yield f"{where}.algorithm.samples: a group of 1 has no spread, so every advantage would be 0; use at least 2"
     if algorithm.sampling.max_tokens >= phase.batch.max_length:
@@ -85,3 +86,12 @@ def _evaluation(spec: RunSpec) -> Iterator[str]:
             yield "evaluation.data: an evaluation needs at least one data source"
         if not spec.evaluation.rewards:
             yield "evaluation.rewards: an evaluation needs at least one reward"
+        yield from _cold(spec.evaluation.sampling, "evaluation.sampling")
+
+
+def _cold(sampling: Sampling, where: str) -> Iterator[str]:
+    if 0 < sampling.temperature < COLDEST:
+        yield (
+            f"{where}.temperature: {sampling.temperature} is so close to 0 that logits divided by it overflow; "
+            f"use at least {COLDEST:g}, or 0 for greedy decoding"
+        )

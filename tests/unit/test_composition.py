@@ -175,3 +175,13 @@ def test_C1_C2_an_algorithm_and_its_recipe_declare_one_contract() -> None:
         assert RECIPES[spec].execution is contract
         assert (contract.acquisition, contract.feedback) == (acquisition, feedback)
         assert (contract.cycle_unit, contract.loader_kind) == (unit, loader)
+
+
+@pytest.mark.parametrize("where", ["phases.1.algorithm.sampling", "evaluation.sampling"])
+def test_a_temperature_that_float32_cannot_divide_by(where: str) -> None:
+    said = where.replace("phases.1", "phases.grpo")
+    assert changed(f"{where}.temperature", 1e-6) == []
+    assert changed(f"{where}.temperature", 1e-38) == [
+        f"{said}.temperature: 1e-38 is so close to 0 that logits divided by it overflow; "
+        f"use at least 1e-06, or 0 for greedy decoding"
+    ]

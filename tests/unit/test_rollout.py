@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 import torch
 from toy_policy import Attention, Bigram, BigramParams, Watched
 
 from areno_fn import tree
 from areno_fn.contracts.batch import Prompts, Rollout
-from areno_fn.contracts.errors import DataError, ModelError
+from areno_fn.contracts.errors import DataError, ModelError, SpecError
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.spec import Sampling
 from areno_fn.steps.token.experience import experience
 from areno_fn.steps.token.rollout import sampler
 from areno_fn.steps.token.sampling import draw
+from areno_fn.steps.token.score import act, reference_logp, score
+from areno_fn.testing.laws import rollout_matches_training
 
 
 def prompts(*rows: list[int], ids: list[int] | None = None) -> Prompts:
@@ -220,3 +225,53 @@ def test_the_longest_sequence_that_fits_is_drawn() -> None:
 def test_a_stop_token_outside_the_vocabulary_is_refused() -> None:
     with pytest.raises(ModelError, match="stop token 11 is not among the model's 11 tokens"):
         sampler(Bigram(), (0, 11))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_tokens", 0),
+        ("temperature", -1.0),
+        ("temperature", 1e-38),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.5),
+        ("top_p", math.nan),
+        ("min_p", 1.0),
+        ("min_p", -0.1),
+    ],
+)
+def test_a_distribution_that_is_none(field: str, value: Any) -> None:
+    policy, sampling = Bigram(vocab_size=3), Sampling(**{field: value})
+    with pytest.raises(SpecError, match=f"Sampling.{field} is {value}, but must be "):
+        sampler(policy, (0,))(chain({2: 1}, 3), prompts([2]), Key.of(0), sampling)
+    for stage in (score, act, reference_logp):
+        with pytest.raises(SpecError, match=f"Sampling.{field} is {value}"):
+            stage(policy, sampling)
+
+
+@pytest.mark.parametrize(("name", "count"), [("samples", 0), ("samples", -1), ("max_rows", 0), ("max_rows", -1)])
+def test_counts_below_one(name: str, count: int) -> None:
+    rollout = sampler(Bigram(vocab_size=3), (0,))
+    with pytest.raises(SpecError, match=f"a rollout needs {name} of at least 1, received {count}"):
+        rollout(chain({2: 1}, 3), prompts([2]), Key.of(0), Sampling(max_tokens=2), **{name: count})
+
+
+def test_ids_whose_sequences_would_wrap_around_to_one_name() -> None:
+    """0 * 4 and 2^62 * 4 are one 64-bit word, so both prompts would be continued by one stream."""
+    rollout, params = sampler(Bigram(vocab_size=3), (0,)), chain({2: 1}, 3)
+    with pytest.raises(DataError, match="the prompt id 4611686018427387904 times 4 samples does not fit 64 bits"):
+        rollout(params, prompts([2], [2], ids=[0, 2**62]), Key.of(0), Sampling(max_tokens=2), samples=4)
+    rollout(params, prompts([2], [2], ids=[-(2**61), 2**61 - 1]), Key.of(0), Sampling(max_tokens=2), samples=4)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(max_tokens=5), Sampling(max_tokens=5, temperature=0.5, top_p=0.8)])
+def test_parameters_in_float64(sampling: Sampling) -> None:
+    params = BigramParams(
+        table=torch.linspace(-2, 2, 81, dtype=torch.float64).reshape(9, 9).sin(),
+        head=torch.ones((), dtype=torch.float64),
+    )
+    out = rollout_matches_training(Bigram(vocab_size=9), params, prompts([3], [4, 5]), Key.of(0), sampling, stop=(8,))
+    assert out.logp.dtype == torch.float32

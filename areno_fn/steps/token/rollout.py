@@ -9,12 +9,12 @@ import torch
 
 from areno_fn import tree
 from areno_fn.contracts.batch import Prompts, Rollout
-from areno_fn.contracts.errors import DataError, ModelError
+from areno_fn.contracts.errors import DataError, ModelError, SpecError
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.policy import Cache, TokenPolicy
 from areno_fn.contracts.record import record
 from areno_fn.contracts.spec import Sampling
-from areno_fn.steps.token.sampling import Drawn, cuts, draw
+from areno_fn.steps.token.sampling import Drawn, check_sampling, cuts, draw
 
 T = TypeVar("T")
 
@@ -59,13 +59,16 @@ def sampler(policy: TokenPolicy, stop: Collection[int]) -> Callable[..., Rollout
 
         Raises:
             DataError: there is no prompt, or a prompt is empty, too long for the model, or shares its id.
+            SpecError: the distribution, `samples` or `max_rows` is none.
         """
+        check_sampling(sampling)
+        _check_counts(prompts, samples, max_rows)
         _check(policy, prompts, sampling)
         place = torch.arange(prompts.ids.shape[0] * samples, device=prompts.ids.device)
         owner = place // samples
         names = prompts.ids[owner] * samples + place % samples
         table = _stop_table(policy, stop, place.device)
-        size = max_rows or place.shape[0]
+        size = place.shape[0] if max_rows is None else max_rows
         with torch.no_grad():
             parts = [
                 _continue(policy, table, params, prompts, rows, ids, key, sampling)
@@ -173,6 +176,18 @@ def _stop_table(policy: TokenPolicy, stop: Collection[int], device: torch.device
     table = torch.zeros(policy.vocab_size, dtype=torch.bool, device=device)
     table[list(stop)] = True
     return table
+
+
+def _check_counts(prompts: Prompts, samples: int, max_rows: int | None) -> None:
+    for name, count in (("samples", samples), ("max_rows", max_rows)):
+        if count is not None and count < 1:
+            raise SpecError(f"a rollout needs {name} of at least 1, received {count}")
+    for name in prompts.ids.tolist():
+        if not -(1 << 63) <= name * samples <= (1 << 63) - samples:
+            raise DataError(
+                f"the prompt id {name} times {samples} samples does not fit 64 bits, so sequences would share names; "
+                "use smaller ids"
+            )
 
 
 def _check(policy: TokenPolicy, prompts: Prompts, sampling: Sampling) -> None:

@@ -11,13 +11,35 @@ from typing import NamedTuple
 
 import torch
 
+from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.key import Key
-from areno_fn.contracts.spec import Sampling
+from areno_fn.contracts.spec import COLDEST, Sampling
 from areno_fn.kernels.token_logp import token_logp
 from areno_fn.random import gumbel
 
 MAX_LOGITS = 2**26
 """Most logits (rows times vocabulary) that scoring and drawing hold at once; 256 MiB in float32."""
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Refuses numbers that no sampling distribution has: a specification is checked when it is read, this one may not be.
+
+    Raises:
+        SpecError: names the field and what it may be.
+    """
+    legal = {
+        "max_tokens": (sampling.max_tokens >= 1, "at least 1"),
+        "temperature": (
+            sampling.temperature == 0 or COLDEST <= sampling.temperature < math.inf,
+            f"0 for greedy decoding, or a number from {COLDEST:g} on",
+        ),
+        "top_k": (sampling.top_k >= 0, "at least 0, which keeps all"),
+        "top_p": (0 < sampling.top_p <= 1, "above 0 and at most 1"),
+        "min_p": (0 <= sampling.min_p < 1, "at least 0 and below 1"),
+    }
+    for name, (fits, right) in legal.items():
+        if not fits:
+            raise SpecError(f"Sampling.{name} is {getattr(sampling, name)}, but must be {right}")
 
 
 class Truncated(NamedTuple):
@@ -150,7 +172,7 @@ def _draw(logits: torch.Tensor, ids: torch.Tensor, positions: torch.Tensor, *, s
     else:
         lanes = torch.arange(logits.shape[-1], device=logits.device)
         tokens = (logits + gumbel(key, ids[:, None], positions[:, None], lanes)).argmax(-1)
-    return Drawn(tokens, token_logp(logits, tokens)[0], kept)
+    return Drawn(tokens, token_logp(logits, tokens)[0].float(), kept)
 
 
 def _count(ordered: torch.Tensor, sampling: Sampling) -> torch.Tensor:

@@ -12,6 +12,7 @@ from areno_fn.contracts.batch import Experience, PackedTokens
 from areno_fn.contracts.policy import TokenPolicy
 from areno_fn.contracts.spec import Sampling
 from areno_fn.steps.token.head import decision_log_probs
+from areno_fn.steps.token.sampling import check_sampling
 
 
 def score(policy: TokenPolicy, sampling: Sampling) -> Callable[[Any, PackedTokens], Scores]:
@@ -21,7 +22,11 @@ def score(policy: TokenPolicy, sampling: Sampling) -> Callable[[Any, PackedToken
         policy: the model.
         sampling: the distribution to score under. Supervised training uses `Sampling()`, the model's own
             distribution; what was sampled is scored under what it was sampled from.
+
+    Raises:
+        SpecError: the distribution is none.
     """
+    check_sampling(sampling)
 
     def stage(params: Any, batch: PackedTokens) -> Scores:
         logp, entropy = _of_decisions(policy, sampling, params, batch)
@@ -38,6 +43,7 @@ def score(policy: TokenPolicy, sampling: Sampling) -> Callable[[Any, PackedToken
 
 def act(policy: TokenPolicy, sampling: Sampling) -> Callable[[Any, Experience], Actions]:
     """A stage `(params, Experience) -> Actions`: what `score` gives, beside what was recorded of the decisions."""
+    check_sampling(sampling)
 
     def stage(params: Any, batch: Experience) -> Actions:
         packed = batch.packed
@@ -58,6 +64,7 @@ def act(policy: TokenPolicy, sampling: Sampling) -> Callable[[Any, Experience], 
 
 def reference_logp(policy: TokenPolicy, sampling: Sampling) -> Callable[[Any, PackedTokens], torch.Tensor]:
     """A function `(params, PackedTokens) -> logp` [M] without a gradient, for parameters that are not trained."""
+    check_sampling(sampling)
 
     def stage(params: Any, batch: PackedTokens) -> torch.Tensor:
         with torch.no_grad():
