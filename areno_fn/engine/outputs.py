@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
@@ -97,8 +101,9 @@ def inspect(path: str, *, resume: bool, overwrite: bool) -> Outputs:
     return outputs
 
 
-def prepare(path: str, *, resume: bool, overwrite: bool) -> Outputs:
-    """Makes the output folder ready, or refuses before anything else is done.
+@contextmanager
+def prepare(path: str, *, resume: bool, overwrite: bool) -> Iterator[Outputs]:
+    """Makes the output folder ready, or refuses before anything else is done; no other run may have it meanwhile.
 
     Args:
         path: the folder; parents are created.
@@ -106,19 +111,45 @@ def prepare(path: str, *, resume: bool, overwrite: bool) -> Outputs:
         overwrite: an existing run in it is deleted first. Only files that a run writes are touched.
 
     Raises:
-        SpecError: as `inspect`.
+        SpecError: as `inspect`, or another run is using it.
     """
     outputs = inspect(path, resume=resume, overwrite=overwrite)
+    with _opened(outputs) as folder:
+        _hold(folder, outputs)
+        try:
+            for target in _present(outputs) if overwrite else ():
+                shutil.rmtree(target) if target.is_dir() else target.unlink()
+        except OSError as error:
+            raise _unwritable(path, f"{error.filename}: {error.strerror}") from None
+        yield outputs
+
+
+@contextmanager
+def _opened(outputs: Outputs) -> Iterator[int]:
+    """The descriptor of the folder, which exists by then and has been written to."""
     try:
         outputs.root.mkdir(parents=True, exist_ok=True)
         probe = outputs.root / f".write-test-{os.getpid()}"
         probe.touch()
         probe.unlink()
-        for target in _present(outputs) if overwrite else ():
-            shutil.rmtree(target) if target.is_dir() else target.unlink()
+        folder = os.open(outputs.root, os.O_RDONLY)
     except OSError as error:
-        raise _unwritable(path, f"{error.filename}: {error.strerror}") from None
-    return outputs
+        raise _unwritable(str(outputs.root), f"{error.filename}: {error.strerror}") from None
+    try:
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def _hold(folder: int, outputs: Outputs) -> None:
+    """Locks the folder until it is closed, as it is however the process ends; where files cannot be locked, does nothing."""
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno == errno.EWOULDBLOCK:
+            raise SpecError(
+                f"out: another run is writing to {outputs.root}; wait for its end, or choose another folder"
+            ) from None
 
 
 def _present(outputs: Outputs) -> list[Path]:

@@ -6,7 +6,7 @@ import os
 import shlex
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from types import FrameType
 from typing import Any
 
@@ -51,17 +51,13 @@ def run(
     """
     inspect(spec.out, resume=resume, overwrite=overwrite)
     made = plan(spec, losses)
-    outputs = prepare(spec.out, resume=resume, overwrite=overwrite)
-    display = open_display()
-    try:
+    with prepare(spec.out, resume=resume, overwrite=overwrite) as outputs, closing(open_display()) as display:
         state = _train(made, outputs, display, resume)
         if state.cursor.phase < len(made.phases):
             display.message(f"stopped after step {state.cursor.total}; {_how_to_go_on(outputs)}")
             return STOPPED
         _finish(made, outputs, state, display)
         return 0
-    finally:
-        display.close()
 
 
 def describe(spec: RunSpec, *, resume: bool = False, overwrite: bool = False) -> str:

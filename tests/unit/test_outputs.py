@@ -17,9 +17,14 @@ def refused(path: Path | str, *, resume: bool = False, overwrite: bool = False) 
     with pytest.raises(SpecError) as caught:
         inspect(str(path), resume=resume, overwrite=overwrite)
     with pytest.raises(SpecError) as again:
-        prepare(str(path), resume=resume, overwrite=overwrite)
+        prepared(path, resume=resume, overwrite=overwrite)
     assert str(again.value) == str(caught.value)
     return str(caught.value)
+
+
+def prepared(path: Path | str, *, resume: bool = False, overwrite: bool = False) -> Outputs:
+    with prepare(str(path), resume=resume, overwrite=overwrite) as outputs:
+        return outputs
 
 
 def a_run(root: Path) -> Outputs:
@@ -40,13 +45,13 @@ def test_inspecting_makes_nothing(tmp_path: Path) -> None:
 
 
 def test_preparing_makes_the_folder_and_nothing_in_it(tmp_path: Path) -> None:
-    outputs = prepare(str(tmp_path / "a" / "b"), resume=False, overwrite=False)
+    outputs = prepared(tmp_path / "a" / "b")
     assert list(outputs.root.iterdir()) == []
 
 
 def test_a_relative_folder_is_one_of_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    prepare("deep/out", resume=False, overwrite=False)
+    prepared("deep/out")
     assert (tmp_path / "deep" / "out").is_dir()
 
 
@@ -75,7 +80,7 @@ def test_what_only_writing_shows_is_the_same_sentence(tmp_path: Path, monkeypatc
     with pytest.raises(
         SpecError, match=rf"^out: {tmp_path}/out cannot be written \(.*: No space left on device\); {MAY}$"
     ):
-        prepare(str(tmp_path / "out"), resume=False, overwrite=False)
+        prepared(tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "metrics.jsonl", "export", "summary.json"])
@@ -89,20 +94,20 @@ def test_any_trace_of_a_run_is_a_run(name: str, tmp_path: Path) -> None:
 
 def test_other_files_are_no_run(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    prepare(str(tmp_path), resume=False, overwrite=False)
+    prepared(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_resuming_touches_nothing(tmp_path: Path) -> None:
     a_run(tmp_path)
     before = sorted(path.name for path in tmp_path.rglob("*"))
-    prepare(str(tmp_path), resume=True, overwrite=False)
+    prepared(tmp_path, resume=True)
     assert sorted(path.name for path in tmp_path.rglob("*")) == before
 
 
 def test_overwriting_removes_a_run_and_nothing_else(tmp_path: Path) -> None:
     a_run(tmp_path)
-    prepare(str(tmp_path), resume=False, overwrite=True)
+    prepared(tmp_path, overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
@@ -117,7 +122,7 @@ def test_a_run_that_is_half_removed_cannot_be_continued(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(shutil, "rmtree", once)
     with pytest.raises(KeyboardInterrupt):
-        prepare(str(tmp_path), resume=False, overwrite=True)
+        prepared(tmp_path, overwrite=True)
     assert not outputs.checkpoints.exists()
     assert outputs.metrics.exists()
 
@@ -126,3 +131,24 @@ def test_only_one_of_both_flags(tmp_path: Path) -> None:
     assert refused(tmp_path, resume=True, overwrite=True) == (
         "--resume continues the run in the output folder and --overwrite deletes it; pass one of them"
     )
+
+
+@pytest.mark.parametrize("flags", [{"resume": True}, {"overwrite": True}])
+def test_two_runs_cannot_have_one_folder_at_once(flags: dict[str, bool], tmp_path: Path) -> None:
+    outputs = a_run(tmp_path)
+    with prepare(str(tmp_path), resume=True, overwrite=False):
+        with pytest.raises(SpecError) as caught:
+            prepared(tmp_path, **flags)
+        assert str(caught.value) == (
+            f"out: another run is writing to {tmp_path}; wait for its end, or choose another folder"
+        )
+        assert outputs.metrics.exists()
+    prepared(tmp_path, **flags)
+
+
+def test_where_files_cannot_be_locked_a_run_still_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(descriptor: int, operation: int) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", unsupported)
+    assert prepared(tmp_path).root == tmp_path
