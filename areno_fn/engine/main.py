@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from areno_fn.contracts.errors import ArenoError
 MISTAKE = 2
 INTERRUPTED = 130
 PIPE_CLOSED = 141
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 def main(function: Callable[[Sequence[str]], int | None], arguments: Sequence[str] | None = None) -> int:
@@ -21,8 +23,9 @@ def main(function: Callable[[Sequence[str]], int | None], arguments: Sequence[st
         arguments: instead of those of this process.
 
     Returns:
-        The function's code; 2 after an `ArenoError`, printed as `error: ...`, a line for each of its sentences; 130
-        after Ctrl-C; 141 when the reader of the output has gone. Any other exception passes through.
+        The function's code; 2 after an `ArenoError`, printed as `error: ...`, a line for each of its sentences, and when
+        the disk is full or gone; 130 after Ctrl-C; 141 when the reader of the output has gone. Any other exception
+        passes through.
     """
     try:
         code = function(sys.argv[1:] if arguments is None else arguments)
@@ -36,6 +39,15 @@ def main(function: Callable[[Sequence[str]], int | None], arguments: Sequence[st
     except BrokenPipeError:
         _discard_output()
         return PIPE_CLOSED
+    except OSError as error:
+        if error.errno not in _DISK:
+            raise
+        where = f" {error.filename}" if error.filename else ""
+        print(
+            f"error: the disk refused to write{where} ({error.strerror}); what was saved before is whole",
+            file=sys.stderr,
+        )
+        return MISTAKE
     return code or 0
 
 

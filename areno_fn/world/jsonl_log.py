@@ -23,7 +23,9 @@ class JsonlLog:
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Writes one line; a number that is not finite becomes null, because JSON has none."""
-        self._file.write(msgspec.json.encode(line) + b"\n")
+        data = msgspec.json.encode(line) + b"\n"
+        while data:  # a disk that is nearly full takes a part
+            data = data[self._file.write(data) :]
 
     def close(self) -> None:
         """Closes the file; nothing can be appended after that."""

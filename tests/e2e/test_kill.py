@@ -20,6 +20,7 @@ from e2e import judges, kill, tiny
 from areno_fn.contracts.state import TrainState
 from areno_fn.engine import session
 from areno_fn.engine.recorder import Recorder
+from areno_fn.world.jsonl_log import JsonlLog
 
 JUDGED = (
     tiny.SPEC.replace("areno_fn.world.rewards:exact_match", "e2e.judges:evaluation")
@@ -527,3 +528,43 @@ def test_a_folder_of_states_without_a_whole_one_is_refused(whole: Path, tmp_path
     done = tiny.run(whole.parent / "tiny.toml", tmp_path / "out", "--resume")
     assert done.code == 2
     assert "but none is complete; remove them to start anew" in done.err
+
+
+def test_a_full_disk_is_a_sentence_and_the_run_continues_when_there_is_room(
+    whole: Path, spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log takes half a line and then no more, as a disk does that fills up."""
+    append = JsonlLog.append
+    left = [9]
+
+    def full(self: JsonlLog, line: Any) -> None:
+        left[0] -= 1
+        if left[0]:
+            append(self, line)
+            return
+        self._file.write(b'{"step": 6, "pha')
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(JsonlLog, "append", full)
+    done = tiny.run(spec, tmp_path / "out")
+    assert (done.code, done.err) == (
+        2,
+        "error: the disk refused to write (No space left on device); what was saved before is whole\n",
+    )
+    monkeypatch.undo()
+    assert tiny.run(spec, tmp_path / "out", "--resume").code == 0
+    assert tiny.difference(whole, tmp_path / "out") is None
+
+
+def test_two_runs_cannot_write_to_one_folder(tmp_path: Path) -> None:
+    tiny.write_spec(tmp_path)
+    first = tiny.popen(["tiny.toml", "--set", "phases.grpo.steps=5000"], tmp_path)
+    try:
+        kill.wait_for(first, lambda: kill.logged(tmp_path) > 2)
+        second = tiny.run(tmp_path / "tiny.toml", tmp_path / "out", "--resume")
+        assert (second.code, second.out) == (2, "")
+        assert re.fullmatch(r"error: out: another run is writing to .*/out; wait for its end, or .*\n", second.err)
+    finally:
+        first.kill()
+        first.communicate()
+    assert tiny.run(tmp_path / "tiny.toml", tmp_path / "out", "--overwrite").code == 0
