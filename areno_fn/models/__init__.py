@@ -70,6 +70,6 @@ def family_of(hf_config: Mapping[str, Any]) -> Family:
         ModelError: there is no `model_type`, or no such family here.
     """
     name = hf_config.get("model_type")
-    if name not in FAMILIES:
+    if not isinstance(name, str) or name not in FAMILIES:
         raise ModelError(f"model_type is {name!r}, but the families known here are {', '.join(FAMILIES)}")
     return FAMILIES[name]

@@ -12,6 +12,7 @@ from areno_fn.contracts.record import record
 from areno_fn.models.rope import Rope
 
 _BLOCK = 1 << 22  # elements drawn at once, which bounds the 64-bit intermediates
+_MOST_WEIGHTS = 1 << 50  # the sizes of tensors are 64-bit numbers, and would overflow before memory does
 
 
 @attrs.frozen(kw_only=True)
@@ -69,6 +70,10 @@ class DecoderConfig:
             raise ModelError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
         if self.head_dim % 2:
             raise ModelError(f"head_dim must be even for rotary pairs, received {self.head_dim}")
+        heads = self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
+        weights = self.hidden_size * (2 * self.vocab_size + self.num_layers * (heads + 3 * self.intermediate_size))
+        if weights > _MOST_WEIGHTS:
+            raise ModelError(f"these sizes make a model of about {weights:.1e} weights, which fits in no memory")
 
 
 @record

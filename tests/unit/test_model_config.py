@@ -294,3 +294,15 @@ def test_parameters_have_the_documented_shapes() -> None:
     bare = shapes(read(QWEN3)).layers[0]
     absent = [n for n in ("qkv_bias", "o_bias", "gate_up_bias", "down_bias", "q_norm") if getattr(bare, n) is None]
     assert absent == ["qkv_bias", "o_bias", "gate_up_bias", "down_bias"]
+
+
+@pytest.mark.parametrize("name", ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim"])
+def test_sizes_that_no_memory_holds(name: str) -> None:
+    with pytest.raises(ModelError, match="weights, which fits in no memory"):
+        read(QWEN3 | {name: 2**62})
+
+
+@pytest.mark.parametrize("name", [None, ["qwen3"], {}, 3, "gpt2"])
+def test_a_model_type_that_is_none(name: Any) -> None:
+    with pytest.raises(ModelError, match="model_type is .*, but the families known here are llama, qwen2, qwen3"):
+        family_of({"model_type": name})
