@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.execution import Acquisition, Feedback
 from areno_fn.contracts.spec import COLDEST, GRPO, Phase, RunSpec, Sampling
+from areno_fn.engine.specfile.types import Path, locate, plain_copy
+
+_FLOAT32_MAX = 3.4028234663852886e38
 
 
 def check_composition(spec: RunSpec) -> None:
@@ -16,8 +20,23 @@ def check_composition(spec: RunSpec) -> None:
         SpecError: one line per problem, each naming the field.
     """
     problems = [*_names(spec), *(p for phase in spec.phases for p in _phase(spec, phase)), *_evaluation(spec)]
+    problems += _numbers(plain_copy(spec))
     if problems:
         raise SpecError("\n".join(problems))
+
+
+def _numbers(plain: dict[str, Any]) -> Iterator[str]:
+    for path, number in _floats(plain, ()):
+        if abs(number) > _FLOAT32_MAX:
+            yield f"{locate(plain, path)[0]}: {number} is beyond the largest number of 32 bits, about {_FLOAT32_MAX:.1e}"
+
+
+def _floats(value: Any, path: Path) -> Iterator[tuple[Path, float]]:
+    if isinstance(value, float):
+        yield path, value
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from _floats(item, (*path, key))
 
 
 def _names(spec: RunSpec) -> Iterator[str]:

@@ -185,3 +185,19 @@ def test_a_temperature_that_float32_cannot_divide_by(where: str) -> None:
         f"{said}.temperature: 1e-38 is so close to 0 that logits divided by it overflow; "
         f"use at least 1e-06, or 0 for greedy decoding"
     ]
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("phases.0.optimizers.0.weight_decay", "phases.sft.optimizers.actor.weight_decay"),
+        ("phases.0.optimizers.0.schedule.min_lr", "phases.sft.optimizers.actor.schedule.min_lr"),
+        ("phases.1.algorithm.clip_high", "phases.grpo.algorithm.clip_high"),
+        ("phases.1.algorithm.kl_coef", "phases.grpo.algorithm.kl_coef"),
+        ("phases.1.rewards.0.weight", "phases.grpo.rewards.short.weight"),
+        ("model.config.initializer_range", "model.config.initializer_range"),
+    ],
+)
+def test_numbers_that_do_not_fit_32_bits(address: str, said: str) -> None:
+    assert changed(address, 3.4e38) == []
+    assert changed(address, 1e39) == [f"{said}: 1e+39 is beyond the largest number of 32 bits, about 3.4e+38"]
