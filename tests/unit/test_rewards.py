@@ -169,7 +169,9 @@ def test_what_a_reward_must_not_return(returned: Any, said: str) -> None:
 
 def test_a_weight_that_carries_a_sum_beyond_float32() -> None:
     rewards = [reward(lambda rows, texts: [0.0, 1e30, 0.0], 1e9), reward(lambda rows, texts: [1.0] * 3, name="other")]
-    with pytest.raises(RewardError, match=r"the rewards of row 1 \(sums.jsonl:2\) add up to 1\S*e\+39 by their weights"):
+    with pytest.raises(
+        RewardError, match=r"the rewards of row 1 \(sums.jsonl:2\) add up to 1\S*e\+39 by their weights"
+    ):
         score(rewards, ROWS, TEXTS)
 
 
