@@ -191,7 +191,7 @@ def test_a_record_of_another_class(tmp_path: Path) -> None:
 def test_a_record_keeps_its_contract(tmp_path: Path) -> None:
     values = {name: getattr(rollout().prompts, name) for name in ("tokens", "lengths", "ids")}
     save_tree(tmp_path / "r", {**values, "ids": torch.arange(5)})
-    refuse(lambda: load_record(tmp_path / "r", Prompts), "these must have one length", kind=RecordError)
+    refuse(lambda: load_record(tmp_path / "r", Prompts), "these must be vectors of one length", kind=RecordError)
     save_tree(tmp_path / "c", {"optimizer_step": -1, "rollout_iteration": 0, "data_epoch": 0})
     refuse(lambda: load_record(tmp_path / "c", Counters), "must be an integer of at least 0", kind=RecordError)
 
