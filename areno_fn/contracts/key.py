@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 
@@ -41,7 +41,7 @@ class Key:
                 raise RecordError(f"Key.{name} must be an int64 scalar, received {shown(value)}")
 
     @staticmethod
-    def of(seed: int) -> Key:
+    def of(seed: SupportsIndex) -> Key:
         """The key of an integer seed (taken modulo 2^64).
 
         Raises:
@@ -53,7 +53,7 @@ class Key:
         """The 64-bit word of this key, int64 []."""
         return mix(self.seed + (self.counter + 1) * GOLDEN)
 
-    def fold(self, data: int | str | torch.Tensor) -> Key:
+    def fold(self, data: SupportsIndex | str | torch.Tensor) -> Key:
         """The child key named by an integer, a scalar tensor of integers or a string; equal numbers name one child.
 
         Raises:
@@ -90,9 +90,10 @@ def _named(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode(errors="surrogatepass")).digest()[:8], "little", signed=True)
 
 
-def _signed(value: int) -> int:
+def _signed(value: SupportsIndex) -> int:
     # a trace knows its integers as constants, and not what type they had
-    word = (value if torch.compiler.is_compiling() else _integer(value)) & ((1 << 64) - 1)
+    integer: Any = value if torch.compiler.is_compiling() else _integer(value)
+    word: int = integer & ((1 << 64) - 1)
     return word - (1 << 64) if word >> 63 else word
 
 
@@ -106,7 +107,7 @@ def _integer(value: Any) -> int:
         ) from None
 
 
-def _scalar(data: int | torch.Tensor) -> torch.Tensor:
+def _scalar(data: SupportsIndex | torch.Tensor) -> torch.Tensor:
     if not isinstance(data, torch.Tensor):
         return torch.tensor(_signed(data))
     if data.is_floating_point() or data.is_complex():

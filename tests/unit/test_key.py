@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from typeguard import suppress_type_checks
 
 from areno_fn import tree
 from areno_fn.contracts.errors import RecordError
@@ -128,7 +129,9 @@ def test_a_number_names_one_child_and_one_key_whatever_its_type(number: int) -> 
 
 @pytest.mark.parametrize("value", [1.0, None, b"a", np.float64(1), torch.tensor(1.0)])
 def test_a_name_that_is_no_integer(value: Any) -> None:
-    with pytest.raises(RecordError, match="a key is named by integers and strings, received the"):
-        Key.of(1).fold(value)
-    with pytest.raises(RecordError, match="a key is named by integers and strings, received the"):
-        Key.of(value)
+    for name in (Key.of(1).fold, Key.of):
+        with (
+            suppress_type_checks(),
+            pytest.raises(RecordError, match="a key is named by integers and strings, received"),
+        ):
+            name(value)
