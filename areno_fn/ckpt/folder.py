@@ -51,17 +51,28 @@ def open_folder(path: str | Path) -> HFFolder:
     Raises:
         CheckpointError: the folder, its configuration or its weights are missing, or something is damaged.
     """
-    folder = Path(path)
-    atomic.restore(folder)
-    if not folder.is_dir():
+    if "\0" in str(path):
         raise CheckpointError(
-            f"{path} is {'not a folder' if folder.exists() else 'not there'}; a Hugging Face folder is needed"
+            f"{str(path)!r} holds a NUL character, which no path can; a Hugging Face folder is needed"
         )
-    if not (folder / CONFIG).exists():
-        raise CheckpointError(f"{path} has no {CONFIG}; a Hugging Face folder is needed")
+    folder = Path(path)
+    try:
+        _require_folder(folder)
+    except OSError as error:  # a name that is too long, or a folder that must not be entered
+        raise CheckpointError(f"{path} cannot be opened ({error.strerror}); a Hugging Face folder is needed") from error
     config = _json_object(member(folder, CONFIG))
     generation = _json_object(member(folder, GENERATION)) if (folder / GENERATION).exists() else {}
     return HFFolder(folder, config, generation, open_store(folder))
+
+
+def _require_folder(folder: Path) -> None:
+    atomic.restore(folder)
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{folder} is {'not a folder' if folder.exists() else 'not there'}; a Hugging Face folder is needed"
+        )
+    if not (folder / CONFIG).exists():
+        raise CheckpointError(f"{folder} has no {CONFIG}; a Hugging Face folder is needed")
 
 
 def _json_object(path: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import torch
 
 from areno_fn import tree
 from areno_fn.ckpt import hf
+from areno_fn.contracts.errors import CheckpointError
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.layout import Iso
 from areno_fn.contracts.policy import TokenPolicy
@@ -18,6 +19,8 @@ from areno_fn.models import Family, family_of
 from areno_fn.world.tokenizer import declared_eos
 
 _HEAD = "lm_head.weight"
+_NORM = "norm.weight"
+_TRAINABLE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 @attrs.frozen(kw_only=True)
@@ -109,6 +112,7 @@ def from_folder(spec: HFModel) -> ModelPlan:
     config = family.config_from_hf(hf_config)
     layout = family.layout(config, head_in_file=_HEAD in folder)
     hf.require_fit(folder, layout, spec.dtype)
+    _require_computable(folder, spec.dtype)
     return ModelPlan(
         family=family,
         config=config,
@@ -119,3 +123,26 @@ def from_folder(spec: HFModel) -> ModelPlan:
         dtype=spec.dtype,
         declared_eos=declared_eos(spec.path),
     )
+
+
+def _require_computable(folder: hf.HFFolder, policy: hf.DtypePolicy) -> None:
+    """Norms are taken in float32 and may have a dtype of their own; whatever is multiplied must have one."""
+    stored = {name: spec.dtype or torch.float32 for name, spec in folder.specs.items()}
+    strange = [name for name, dtype in stored.items() if dtype not in _TRAINABLE]
+    if strange:
+        raise CheckpointError(
+            f"{folder.path}: {strange[0]!r} is stored as {_short(stored[strange[0]])} ({len(strange)} such tensors), but only "
+            f"{', '.join(map(_short, _TRAINABLE))} can be trained; convert quantised weights first"
+        )
+    multiplied = {name: hf.converted(dtype, policy) for name, dtype in stored.items() if not name.endswith(_NORM)}
+    first = {dtype: name for name, dtype in reversed(multiplied.items())}
+    if len(first) > 1:
+        shown = " and ".join(f"{name!r} in {_short(dtype)}" for dtype, name in first.items())
+        raise CheckpointError(
+            f"{folder.path}: it holds {shown}, which cannot be multiplied with each other; load with the dtype 'float32' or "
+            f"'bfloat16'"
+        )
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

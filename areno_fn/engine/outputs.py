@@ -86,12 +86,20 @@ def inspect(path: str, *, resume: bool, overwrite: bool) -> Outputs:
     """
     if resume and overwrite:
         raise SpecError("--resume continues the run in the output folder and --overwrite deletes it; pass one of them")
+    if not path:
+        raise _unwritable(path, "it names no folder")
     outputs = Outputs(Path(path))
     nearest = next(folder for folder in (outputs.root, *outputs.root.absolute().parents) if os.path.lexists(folder))
     if not nearest.is_dir():
         raise _unwritable(path, f"{nearest} is not a folder")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise _unwritable(path, f"no permission to write in {nearest}")
+    try:
+        os.stat(outputs.root)
+    except FileNotFoundError:
+        return outputs
+    except (OSError, ValueError) as error:  # a name that is too long, or holds a NUL
+        raise _unwritable(path, f"{getattr(error, 'strerror', error)}") from None
     present = _present(outputs)
     if present and not resume and not overwrite:
         raise SpecError(
@@ -157,4 +165,6 @@ def _present(outputs: Outputs) -> list[Path]:
 
 
 def _unwritable(path: str, reason: str) -> SpecError:
-    return SpecError(f"out: {path} cannot be written ({reason}); choose a folder that you may write to")
+    return SpecError(
+        f"out: {path or 'the empty path'} cannot be written ({reason}); choose a folder that you may write to"
+    )

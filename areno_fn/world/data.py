@@ -39,10 +39,9 @@ def read_jsonl(path: str) -> list[Row]:
     """
     try:
         data = Path(path).read_bytes()
-    except OSError as error:
-        raise DataError(
-            f"the data file {path} cannot be read ({error.strerror}); give the path of a JSONL file"
-        ) from None
+    except (OSError, ValueError) as error:  # a NUL in a path is a ValueError
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise DataError(f"the data file {path} cannot be read ({reason}); give the path of a JSONL file") from None
     lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
     rows = [_row(line, path, number) for number, line in enumerate(lines, start=1) if line.strip()]
     if not rows:

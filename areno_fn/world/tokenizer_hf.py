@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from transformers import AutoTokenizer
 
 from areno_fn.contracts.errors import CheckpointError, DataError
 from areno_fn.world.tokenizer import Messages
+
+_REFUSALS = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What a template can raise: it computes with whatever the messages hold."""
 
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
@@ -55,7 +59,7 @@ class HFTokenizer:
             return str(
                 self.backend.apply_chat_template(turns, tokenize=False, add_generation_prompt=add_generation_prompt)
             )
-        except jinja2.TemplateError as error:
+        except _REFUSALS as error:
             raise DataError(f"the chat template in {self.path} refuses these messages ({error})") from error
 
 
@@ -86,7 +90,7 @@ def load_hf(path: str, extra_eos: Iterable[int] = ()) -> HFTokenizer:
 
 
 def _require_files(folder: Path) -> None:
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # of a path that cannot be one, too
         raise CheckpointError(f"the tokenizer folder {folder} does not exist; give the path of a Hugging Face folder")
     if not any((folder / name).is_file() for name in _FILES):
         raise CheckpointError(f"{folder} holds no tokenizer; one of {', '.join(_FILES)} is needed")

@@ -8,7 +8,7 @@ import pytest
 
 from areno_fn.contracts.errors import DataError
 from areno_fn.contracts.spec import ArithmeticData, JsonlData
-from areno_fn.world.data import read, read_all
+from areno_fn.world.data import read, read_all, read_jsonl
 from areno_fn.world.data_row import Row
 from areno_fn.world.data_schema import messages, prompt, schema, text
 
@@ -130,3 +130,9 @@ def test_fields_of_the_wrong_type() -> None:
         text(Row({"answer": 1.5}, "f", 1), "answer")
     with pytest.raises(DataError, match="f:1: 'messages' must be a list of at least one message, received str"):
         messages(Row({"messages": "hi"}, "f", 1), "messages")
+
+
+@pytest.mark.parametrize("path", ["x" * 300, "a\0b"], ids=["long", "NUL"])
+def test_a_path_that_can_be_none(path: str) -> None:
+    with pytest.raises(DataError, match="cannot be read .*; give the path of a JSONL file"):
+        read_jsonl(path)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 
 from areno_fn import load_hf, save_hf, tree
 from areno_fn.contracts.errors import CheckpointError
@@ -71,3 +72,49 @@ def test_parameters_are_converted_on_the_way_in_and_back_on_the_way_out(folder: 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="config.json"):
         load_hf(tmp_path)
+
+
+@pytest.mark.parametrize("path", ["x" * 300, "a\0b"], ids=["long", "NUL"])
+def test_a_path_that_can_be_none_is_refused(path: str) -> None:
+    with pytest.raises(CheckpointError, match="a Hugging Face folder is needed"):
+        load_hf(path)
+
+
+def stored_as(folder: Path, dtypes: dict[str, torch.dtype]) -> Path:
+    """The folder, with the tensors that hold one of the words in their name stored anew."""
+    held = tensors(folder)
+    for word, dtype in dtypes.items():
+        held |= {name: tensor.to(dtype) for name, tensor in held.items() if word in name}
+    save_file(held, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.float8_e4m3fn])
+@pytest.mark.parametrize("policy", ["source", "float32"])
+def test_weights_that_cannot_be_trained(folder: Path, dtype: torch.dtype, policy: Any) -> None:
+    short = str(dtype).removeprefix("torch.")
+    with pytest.raises(CheckpointError, match=rf"'model.embed_tokens.weight' is stored as {short} \(1 such tensors\)"):
+        load_hf(stored_as(folder, {"embed": dtype}), dtype=policy)
+
+
+@pytest.mark.parametrize("word", ["embed", "down_proj"])
+def test_weights_that_cannot_be_multiplied_with_each_other(folder: Path, word: str) -> None:
+    mixed = stored_as(folder, {word: torch.float16})
+    with pytest.raises(
+        CheckpointError, match="which cannot be multiplied with each other; load with the dtype 'float32'"
+    ):
+        load_hf(mixed)
+    for policy in ("float32", "bfloat16"):
+        model, params = load_hf(mixed, dtype=policy)  # type: ignore[arg-type]
+        assert model.policy.hidden(params, *packed()).isfinite().all()
+
+
+@pytest.mark.parametrize("norms", [torch.float32, torch.float16])
+def test_norms_may_have_a_dtype_of_their_own(folder: Path, norms: torch.dtype) -> None:
+    model, params = load_hf(stored_as(folder, {"": torch.bfloat16, "norm": norms}))
+    assert {leaf.dtype for leaf in tree.leaves(params)} == {torch.bfloat16, norms}
+    assert model.policy.hidden(params, *packed()).dtype == torch.bfloat16
+
+
+def packed() -> tuple[torch.Tensor, ...]:
+    return torch.tensor([1, 2, 3]), torch.arange(3), torch.zeros(3, dtype=torch.int64)

@@ -152,3 +152,14 @@ def test_where_files_cannot_be_locked_a_run_still_runs(tmp_path: Path, monkeypat
 
     monkeypatch.setattr("fcntl.flock", unsupported)
     assert prepared(tmp_path).root == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [("", "it names no folder"), ("x" * 300, "File name too long"), ("a\0b", "embedded null byte")],
+    ids=["empty", "long", "NUL"],
+)
+def test_a_path_that_can_be_none(path: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert f"cannot be written ({why}); " in refused(path)
+    assert list(tmp_path.iterdir()) == []

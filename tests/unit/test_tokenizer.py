@@ -153,3 +153,19 @@ def test_template_that_refuses(tmp_path: Path) -> None:
     tokenizer = load_hf(str(byte_level(tmp_path, template=template)))
     with pytest.raises(DataError, match="refuses these messages .*roles must alternate"):
         tokenizer.render([{"role": "user", "content": "x"}], True)
+
+
+@pytest.mark.parametrize("path", ["x" * 300, "a\0b"], ids=["long", "NUL"])
+def test_a_path_that_can_be_none(path: str) -> None:
+    with pytest.raises(CheckpointError, match="the tokenizer folder .* does not exist"):
+        load_hf(path)
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{{ messages[0]['content'] + messages[0]['name'] }}", "{{ messages[0]['name'] // 0 }}", "{{ 'abc'.index('d') }}"],
+)
+def test_a_template_that_cannot_compute_with_a_message(tmp_path: Path, template: str) -> None:
+    tokenizer = load_hf(str(byte_level(tmp_path, template=template)))
+    with pytest.raises(DataError, match="the chat template in .* refuses these messages"):
+        tokenizer.render([{"role": "user", "content": "x", "name": 3}], True)
