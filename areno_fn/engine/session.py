@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from types import FrameType
@@ -157,7 +158,13 @@ def _progress(display: Display, what: str) -> Progress:
 
 @contextmanager
 def _asked_to_stop() -> Iterator[Callable[[], bool]]:
-    """Within it, the first Ctrl-C (or SIGTERM) is remembered and a second one interrupts."""
+    """Within it, the first Ctrl-C (or SIGTERM) is remembered and a second one interrupts.
+
+    Only the main thread can listen to signals; a run in another one is not asked.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
     asked: list[int] = []
 
     def remember(number: int, frame: FrameType | None) -> None:
