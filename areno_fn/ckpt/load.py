@@ -12,7 +12,7 @@ from areno_fn.ckpt.dtypes import DtypePolicy, converted
 from areno_fn.ckpt.folder import HFFolder
 from areno_fn.ckpt.tensorfile import Reader
 from areno_fn.contracts.errors import CheckpointError
-from areno_fn.contracts.layout import Iso, ParamLayout, Part
+from areno_fn.contracts.layout import Iso, ParamLayout, Part, views_of
 
 Progress = Callable[[int, int, int, int], None]
 """Called as `progress(done_tensors, total_tensors, done_bytes, total_bytes)`, of the tensors in the file."""
@@ -93,11 +93,12 @@ def _load_part(
     folder: HFFolder, reader: Reader, part: Part, policy: DtypePolicy, device: torch.device
 ) -> dict[str, torch.Tensor]:
     dtype = _loaded_dtype(folder, next(iter(part.source)), policy)
-    if not part.backward_covers:
+    leaves = {name: torch.empty(spec.shape, dtype=dtype, device=device) for name, spec in part.target.items()}
+    views = views_of(part.inverse, leaves)
+    if views is None:
         given = {name: reader.read(folder.store.header(name), name).to(dtype) for name in part.source}
         return {name: tensor.to(device) for name, tensor in part.apply(given).items()}
-    leaves = {name: torch.empty(spec.shape, dtype=dtype, device=device) for name, spec in part.target.items()}
-    for name, view in part.inverse.apply(leaves).items():
+    for name, view in views.items():
         reader.read_into(folder.store.header(name), name, view)
     return leaves
 
