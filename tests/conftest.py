@@ -27,8 +27,20 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--smollm2 FOLDER`: tests of a real model run on what `python tests/smollm2.py FOLDER` makes."""
+    """Options: a real model to test on, and how many examples the properties of layouts are given.
+
+    `--smollm2 FOLDER`: tests of a real model run on what `python tests/smollm2.py FOLDER` makes.
+    `--layout-examples N`: examples of a test that is decorated with `settings.get_profile("layouts")`.
+    """
     parser.addoption("--smollm2", metavar="FOLDER", help="a folder made by `python tests/smollm2.py FOLDER`")
+    parser.addoption("--layout-examples", metavar="N", type=int, default=15, help="examples of a property of layouts")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Makes the profile "layouts" before any test module is imported."""
+    settings.register_profile(
+        "layouts", parent=settings.get_profile("default"), max_examples=config.getoption("--layout-examples")
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
