@@ -32,12 +32,14 @@ class Block:
 
     Attributes:
         size: along the fused dimension.
-        heads: heads that must stay whole; 0 where the block may be cut anywhere. Fewer heads than ranks are
-            held by several ranks each.
+        heads: heads that must stay whole; 0 where the block may be cut anywhere.
+        copied: fewer heads than ranks are held by several ranks each, as keys and values are; otherwise there
+            must be as many as ranks, because what heads give is added up.
     """
 
     size: int
     heads: int = 0
+    copied: bool = False
 
 
 @attrs.frozen
@@ -60,7 +62,7 @@ Placement = Replicated | Split | Fused | Vocabulary
 
 def grouped(heads: int, kv_heads: int, head_dim: int) -> Fused:
     """The placement of a fused q, k, v weight or bias of grouped-query attention."""
-    kv = Block(kv_heads * head_dim, kv_heads)
+    kv = Block(kv_heads * head_dim, kv_heads, copied=True)
     return Fused((Block(heads * head_dim, heads), kv, kv))
 
 
@@ -152,10 +154,9 @@ def _block(leaf: str, part: str, spec: TensorSpec, block: Block, names: list[str
         return _evenly(part, held, spec, dim)
     if block.size % block.heads:
         raise LayoutError(f"{leaf!r}: a block of {block.size} rows is not a multiple of its {block.heads} heads")
-    if block.heads % ranks and ranks % block.heads:
-        raise LayoutError(
-            f"{leaf!r}: {block.heads} heads cannot be dealt to {ranks} ranks; one number must divide the other"
-        )
+    if block.heads % ranks and (not block.copied or ranks % block.heads):
+        wanted = "one number must divide the other" if block.copied else "their number must be a multiple of the ranks"
+        raise LayoutError(f"{leaf!r}: {block.heads} heads cannot be dealt to {ranks} ranks; {wanted}")
     if block.heads >= ranks:
         return _evenly(part, held, spec, dim)
     heads = {f"{part}/head{head}": _resized(spec, dim, block.size // block.heads) for head in range(block.heads)}
