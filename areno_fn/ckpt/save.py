@@ -72,7 +72,45 @@ def save(
     back = iso.inverse
     ParamLayout(back.source).check(leaves, "the parameters")
     specs, fetch = _planned(back, leaves, source, dtype)
-    others = {CONFIG: _json_text(_with_dtype(config, dtype)), **_carried(source, without), **(files or {})}
+    return write_folder(
+        out,
+        specs,
+        fetch,
+        _with_dtype(config, dtype),
+        source=source,
+        shard_bytes=shard_bytes,
+        metadata=metadata,
+        files=files,
+        without=without,
+    )
+
+
+def write_folder(
+    out: str | Path,
+    specs: Mapping[str, TensorSpec],
+    fetch: Callable[[str], torch.Tensor],
+    config: Mapping[str, Any],
+    *,
+    source: HFFolder | None = None,
+    shard_bytes: int = 5_000_000_000,
+    metadata: Mapping[str, str] | None = None,
+    files: Mapping[str, bytes] | None = None,
+    without: Collection[str] = (),
+) -> Path:
+    """Writes a folder of tensors that are made one by one; the part of `save` that needs no layout.
+
+    Args:
+        specs: every tensor of the files, with its dtype.
+        fetch: gives each tensor when its turn comes.
+        out, config, source, shard_bytes, metadata, files, without: as for `save`.
+
+    Returns:
+        The folder.
+
+    Raises:
+        CheckpointError: a tensor is not what was declared, `out` holds other things, or the disk refuses.
+    """
+    others = {CONFIG: _json_text(config), **_carried(source, without), **(files or {})}
     _require_replaceable(Path(out), set(others))
     header = {**(source.store.metadata if source else {}), **(metadata or {}), "format": "pt"}
     index = dict(source.store.index_metadata or {}) if source else {}
