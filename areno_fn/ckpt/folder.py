@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import attrs
 
 from areno_fn.ckpt import atomic
-from areno_fn.ckpt.header import strict_json
+from areno_fn.ckpt.jsontext import strict_json
 from areno_fn.ckpt.paths import member, read_small
 from areno_fn.ckpt.store import Store, open_store
 from areno_fn.contracts.errors import CheckpointError
@@ -37,7 +38,7 @@ class HFFolder:
     store: Store
 
     @property
-    def specs(self) -> dict[str, TensorSpec]:
+    def specs(self) -> Mapping[str, TensorSpec]:
         """Shape and dtype of every tensor in its files."""
         return self.store.specs
 
@@ -61,7 +62,7 @@ def open_folder(path: str | Path) -> HFFolder:
     except OSError as error:  # a name that is too long, or a folder that must not be entered
         raise CheckpointError(f"{path} cannot be opened ({error.strerror}); a Hugging Face folder is needed") from error
     config = _json_object(member(folder, CONFIG))
-    generation = _json_object(member(folder, GENERATION)) if (folder / GENERATION).exists() else {}
+    generation = _json_object(member(folder, GENERATION)) if os.path.lexists(folder / GENERATION) else {}
     return HFFolder(folder, config, generation, open_store(folder))
 
 
@@ -71,12 +72,12 @@ def _require_folder(folder: Path) -> None:
         raise CheckpointError(
             f"{folder} is {'not a folder' if folder.exists() else 'not there'}; a Hugging Face folder is needed"
         )
-    if not (folder / CONFIG).exists():
+    if not os.path.lexists(folder / CONFIG):
         raise CheckpointError(f"{folder} has no {CONFIG}; a Hugging Face folder is needed")
 
 
 def _json_object(path: Path) -> dict[str, Any]:
-    values = strict_json(read_small(path, _LONGEST_CONFIG), str(path))
+    values = strict_json(read_small(path, _LONGEST_CONFIG), str(path), finite=False)  # some have infinite limits
     if not isinstance(values, dict):
         raise CheckpointError(f"{path} holds a JSON {type(values).__name__}, it must be an object")
     return values

@@ -6,8 +6,8 @@ gaps. Everything is checked against the size of the file before a byte of a tens
 
 from __future__ import annotations
 
-import json
-import stat
+import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,9 @@ from typing import Any
 import attrs
 import torch
 
+from areno_fn.ckpt.jsontext import strict_json
+from areno_fn.ckpt.paths import open_file
+from areno_fn.ckpt.words import brief
 from areno_fn.contracts.errors import CheckpointError
 from areno_fn.contracts.layout import TensorSpec
 
@@ -93,16 +96,17 @@ def read_header(path: Path) -> Header:
     Raises:
         CheckpointError: the file is missing, truncated, over-long, or its header is not valid.
     """
+    descriptor = open_file(path)
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise CheckpointError(f"{path} is not a regular file")
-        with path.open("rb") as file:
-            length = _header_length(path, file.read(8), status.st_size)
-            raw = file.read(length)
+        size = os.fstat(descriptor).st_size
+        prefix = os.pread(descriptor, 9, 0)
+        length = _header_length(path, prefix[:8], size)
+        _require_brace(path, prefix[8:])  # before as much is read as the file claims
+        return parse_header(path, _read(descriptor, length), size)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({error.strerror or error})") from error
-    return parse_header(path, raw, status.st_size)
+    finally:
+        os.close(descriptor)
 
 
 def parse_header(path: Path, raw: bytes, size: int) -> Header:
@@ -111,8 +115,7 @@ def parse_header(path: Path, raw: bytes, size: int) -> Header:
     Raises:
         CheckpointError: it is not a header, or does not describe exactly the bytes that follow it.
     """
-    if raw[:1] != b"{":
-        raise CheckpointError(f"the header of {path} must begin with '{{', it begins with {raw[:1]!r}")
+    _require_brace(path, raw[:1])
     values = strict_json(raw, f"the header of {path}")
     metadata = values.pop(_METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
@@ -124,27 +127,15 @@ def parse_header(path: Path, raw: bytes, size: int) -> Header:
     return Header(path, size, metadata, ordered)
 
 
-def strict_json(raw: bytes, what: str) -> Any:
-    """JSON in which no key stands twice.
-
-    Raises:
-        CheckpointError: it is not that.
-    """
-    try:
-        return json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
-    except RecursionError:
-        raise CheckpointError(f"{what} is nested too deeply") from None
-    except ValueError as error:
-        raise CheckpointError(f"{what} is not valid JSON: {error}") from None
+def _require_brace(path: Path, first: bytes) -> None:
+    if first != b"{":
+        raise CheckpointError(f"the header of {path} must begin with '{{', it begins with {first!r}")
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) != len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = sorted({name for name in names if names.count(name) > 1}) if len(names) < 10_000 else ["a key"]
-        raise ValueError(f"{', '.join(map(repr, repeated))} stands twice in one object")
-    return values
+def _read(descriptor: int, length: int) -> bytes:
+    with os.fdopen(descriptor, "rb", closefd=False) as file:
+        file.seek(8)
+        return file.read(length)
 
 
 def _header_length(path: Path, prefix: bytes, size: int) -> int:
@@ -165,21 +156,23 @@ def _header_length(path: Path, prefix: bytes, size: int) -> int:
 
 
 def _entry(path: Path, name: str, value: Any, data: int) -> Entry:
-    where = f"the header of {path}: tensor {name!r}"
+    where = f"the header of {path}: tensor {brief(name)}"
     if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
         raise CheckpointError(f"{where} must have exactly dtype, shape and data_offsets")
     dtype = DTYPES.get(value["dtype"]) if isinstance(value["dtype"], str) else None
     if dtype is None:
-        raise CheckpointError(f"{where} has dtype {value['dtype']!r}, known are {', '.join(DTYPES)}")
+        raise CheckpointError(f"{where} has dtype {brief(value['dtype'])}, known are {', '.join(DTYPES)}")
     shape, offsets = value["shape"], value["data_offsets"]
     if not _naturals(shape) or len(shape) > _MOST_DIMS:
-        raise CheckpointError(f"{where} has shape {shape!r}, a list of at most {_MOST_DIMS} sizes is needed")
+        raise CheckpointError(f"{where} has shape {brief(shape)}, a list of at most {_MOST_DIMS} sizes is needed")
     if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise CheckpointError(f"{where} has data_offsets {offsets!r}, a start and an end are needed")
+        raise CheckpointError(f"{where} has data_offsets {brief(offsets)}, a start and an end are needed")
     spec = TensorSpec(tuple(shape), dtype)
     expected, actual = spec.numel * dtype.itemsize, offsets[1] - offsets[0]
     if expected != actual:
         raise CheckpointError(f"{where} is {spec} and needs {expected} bytes, but its offsets give it {actual}")
+    if math.prod(size or 1 for size in shape) * dtype.itemsize >= 1 << 63:  # empty, but with strides beyond 64 bits
+        raise CheckpointError(f"{where} has shape {brief(shape)}, which no tensor can have")
     return Entry(spec, data + offsets[0], data + offsets[1])
 
 
@@ -193,10 +186,10 @@ def _require_exact_cover(path: Path, entries: Mapping[str, Entry], data: int, si
         if entry.start != end:
             kind = "overlaps" if entry.start < end else "leaves a gap after"
             raise CheckpointError(
-                f"the header of {path}: tensor {name!r} begins at byte {entry.start - data} of the data and {kind} "
+                f"the header of {path}: tensor {brief(name)} begins at byte {entry.start - data} of the data and {kind} "
                 f"{before}, which ends at {end - data}"
             )
-        end, before = entry.stop, repr(name)
+        end, before = entry.stop, brief(name)
     if end != size:
         kind = "truncated" if size < end else "over-long"
         raise CheckpointError(f"{path} is {kind}: expected {end} bytes by its header, it has {size}; copy it again")

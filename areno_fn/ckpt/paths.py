@@ -1,10 +1,12 @@
-"""Which files may be read as part of a folder, those that are in it, and how small ones are read."""
+"""Which files may be read as part of a folder, those that are in it, and how they are opened."""
 
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path, PurePosixPath
 
+from areno_fn.ckpt.words import brief
 from areno_fn.contracts.errors import CheckpointError
 
 
@@ -15,11 +17,11 @@ def member(folder: Path, name: str) -> Path:
     `snapshots/<revision>` in `blobs` beside `snapshots`; links of a snapshot into it are followed too.
 
     Raises:
-        CheckpointError: the name is absolute, climbs with `..`, or leaves the folder through a link.
+        CheckpointError: the name is absolute, climbs with `..`, is not written in its shortest form, holds a
+            character that cannot be printed, or leaves the folder through a link.
     """
-    pure = PurePosixPath(name)
-    if not name or "\0" in name or "\\" in name or pure.is_absolute() or ".." in pure.parts or pure.name in ("", "."):
-        raise CheckpointError(f"{folder}: the file name {name!r} must be a plain path inside the folder")
+    if not _is_plain(name):
+        raise CheckpointError(f"{folder}: the file name {brief(name)} must be a plain path inside the folder")
     real = Path(os.path.realpath(folder / name))
     home = Path(os.path.realpath(folder))
     allowed = [home, home.parent.parent / "blobs"] if home.parent.name == "snapshots" else [home]
@@ -28,17 +30,44 @@ def member(folder: Path, name: str) -> Path:
     return folder / name
 
 
+def open_file(path: Path) -> int:
+    """A descriptor of a regular file, open for reading. Nothing else is waited for, and nothing else is read.
+
+    Raises:
+        CheckpointError: it is missing, cannot be read, or is a folder, a pipe, a socket or a device.
+    """
+    try:
+        # without O_NONBLOCK, opening a pipe waits for a writer
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror or error})") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise CheckpointError(f"{path} is not a regular file")
+    return descriptor
+
+
 def read_small(path: Path, limit: int = 100_000_000) -> bytes:
     """The contents of a file of at most `limit` bytes.
 
     Raises:
-        CheckpointError: it is missing, cannot be read, or is longer.
+        CheckpointError: it is missing, cannot be read, is no regular file, or is longer.
     """
+    descriptor = open_file(path)
     try:
-        with path.open("rb") as file:
-            data = file.read(limit + 1)
+        size = os.fstat(descriptor).st_size
+        if size > limit:
+            raise CheckpointError(f"{path} is longer than {limit} bytes, which no such file is")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read(limit)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({error.strerror or error})") from error
-    if len(data) > limit:
-        raise CheckpointError(f"{path} is longer than {limit} bytes, which no such file is")
-    return data
+    finally:
+        os.close(descriptor)
+
+
+def _is_plain(name: str) -> bool:
+    """A relative path of POSIX in its shortest form, of characters that can be printed."""
+    pure = PurePosixPath(name)
+    inside = not pure.is_absolute() and ".." not in pure.parts and pure.name not in ("", ".")
+    return inside and name.isprintable() and "\\" not in name and str(pure) == name

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from areno_fn.ckpt.header import Entry, Header, read_header, strict_json
+from areno_fn.ckpt.header import Entry, Header, read_header
+from areno_fn.ckpt.jsontext import strict_json
 from areno_fn.ckpt.paths import member, read_small
+from areno_fn.ckpt.words import brief, listed
 from areno_fn.contracts.errors import CheckpointError
 from areno_fn.contracts.layout import TensorSpec
 
@@ -26,17 +29,17 @@ class Store:
         files: header of each file, by its name in the folder.
         places: the file that holds each tensor.
         index_metadata: the metadata of the index; None when there is a single file and no index.
+        specs: shape and dtype of every tensor.
     """
 
     folder: Path
     files: Mapping[str, Header]
     places: Mapping[str, str]
     index_metadata: Mapping[str, Any] | None = None
+    specs: Mapping[str, TensorSpec] = attrs.field(init=False)
 
-    @property
-    def specs(self) -> dict[str, TensorSpec]:
-        """Shape and dtype of every tensor."""
-        return {name: self.entry(name).spec for name in self.places}
+    def __attrs_post_init__(self) -> None:
+        object.__setattr__(self, "specs", {name: self.entry(name).spec for name in self.places})
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -59,12 +62,12 @@ def open_store(folder: Path) -> Store:
         CheckpointError: there are no safetensors weights, or two sets of them; a file is damaged; the index
             and the files do not say the same, in which case every offending file and tensor is listed.
     """
-    single, index = folder / SINGLE, folder / INDEX
-    if single.exists() and index.exists():
+    single, index = (os.path.lexists(folder / name) for name in (SINGLE, INDEX))
+    if single and index:
         raise CheckpointError(f"{folder} holds both {SINGLE} and {INDEX}; remove the one that is not meant")
-    if index.exists():
+    if index:
         return _open_sharded(folder)
-    if single.exists():
+    if single:
         header = read_header(member(folder, SINGLE))
         return Store(folder, {SINGLE: header}, dict.fromkeys(header.entries, SINGLE))
     raise CheckpointError(_why_no_weights(folder))
@@ -73,19 +76,34 @@ def open_store(folder: Path) -> Store:
 def _open_sharded(folder: Path) -> Store:
     path = member(folder, INDEX)
     weight_map, metadata = _read_index(path)
-    names = sorted(set(weight_map.values()))
-    files = {name: member(folder, name) for name in names}
-    missing = [name for name, file in files.items() if not file.is_file()]
+    headers, damaged = _read_headers(folder, sorted(set(weight_map.values())))
+    missing = [name for name, fault in damaged.items() if not fault]
+    problems = [fault for fault in damaged.values() if fault] + _index_problems(weight_map, headers)
     if missing:
-        lost = sum(1 for name in weight_map.values() if name in missing)
-        raise CheckpointError(
-            f"{path} names files that are not there: {', '.join(missing)} ({lost} tensors); copy them into the folder"
-        )
-    headers = {name: read_header(file) for name, file in files.items()}
-    problems = _index_problems(weight_map, headers)
+        lost = sum(1 for file in weight_map.values() if file in missing)
+        shown = ", ".join(missing[:20])
+        problems.insert(0, f"it names files that are not there: {shown} ({lost} tensors); copy them into the folder")
     if problems:
-        raise CheckpointError(f"{path} does not agree with its files: {'; '.join(problems)}")
+        raise CheckpointError(f"{path} does not agree with its files: {listed(problems)}")
     return Store(folder, headers, weight_map, metadata)
+
+
+def _read_headers(folder: Path, names: Iterable[str]) -> tuple[dict[str, Header], dict[str, str]]:
+    """The headers of the files that can be read, and what is wrong with each other one; nothing for one not there."""
+    headers: dict[str, Header] = {}
+    damaged: dict[str, str] = {}
+    for name in names:
+        try:
+            path = member(folder, name)
+            if not name.endswith(".safetensors"):
+                damaged[name] = f"{brief(name)} is not the name of a safetensors file"
+            elif not os.path.exists(path):
+                damaged[name] = ""
+            else:
+                headers[name] = read_header(path)
+        except CheckpointError as error:
+            damaged[name] = str(error)
+    return headers, damaged
 
 
 def _read_index(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
@@ -95,11 +113,12 @@ def _read_index(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
         raise CheckpointError(f"{path} needs a weight_map from tensor names to file names")
     metadata = values.get("metadata", {})
     if not isinstance(metadata, dict):
-        raise CheckpointError(f"{path}: metadata must be an object, received {metadata!r}")
+        raise CheckpointError(f"{path}: metadata must be an object, received {brief(metadata)}")
     return weight_map, metadata
 
 
 def _index_problems(weight_map: Mapping[str, str], headers: Mapping[str, Header]) -> list[str]:
+    """Tensors that are not where the index says, among the files that could be read."""
     found: dict[str, list[str]] = {}
     for file, header in headers.items():
         for tensor in header.entries:
@@ -107,12 +126,13 @@ def _index_problems(weight_map: Mapping[str, str], headers: Mapping[str, Header]
     problems = []
     for tensor, file in weight_map.items():
         holders = found.get(tensor, [])
-        if not holders:
-            problems.append(f"{tensor!r} should be in {file}, it is in none")
-        elif holders != [file]:
-            problems.append(f"{tensor!r} should be in {file} alone, it is in {' and '.join(holders)}")
+        if not holders and file in headers:
+            problems.append(f"{brief(tensor)} should be in {file}, it is in none")
+        elif holders and holders != [file]:
+            wanted = file if file in headers else brief(file)
+            problems.append(f"{brief(tensor)} should be in {wanted} alone, it is in {' and '.join(holders)}")
     unclaimed = [name for name in found if name not in weight_map]
-    problems += [f"{name!r} in {' and '.join(found[name])} is not in the index" for name in unclaimed]
+    problems += [f"{brief(name)} in {' and '.join(found[name])} is not in the index" for name in unclaimed]
     return problems
 
 
