@@ -77,7 +77,7 @@ def _require_folder(folder: Path) -> None:
 
 
 def _json_object(path: Path) -> dict[str, Any]:
-    values = strict_json(read_small(path, _LONGEST_CONFIG), str(path), finite=False)  # some have infinite limits
+    values = strict_json(read_small(path, _LONGEST_CONFIG), str(path))
     if not isinstance(values, dict):
         raise CheckpointError(f"{path} holds a JSON {type(values).__name__}, it must be an object")
     return values

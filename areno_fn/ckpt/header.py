@@ -116,7 +116,7 @@ def parse_header(path: Path, raw: bytes, size: int) -> Header:
         CheckpointError: it is not a header, or does not describe exactly the bytes that follow it.
     """
     _require_brace(path, raw[:1])
-    values = strict_json(raw, f"the header of {path}")
+    values = strict_json(raw, f"the header of {path}", finite=True)
     metadata = values.pop(_METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise CheckpointError(f"the header of {path}: {_METADATA} must map strings to strings")

@@ -14,7 +14,7 @@ from areno_fn.contracts.errors import CheckpointError
 _HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-def strict_json(raw: bytes, what: str, *, finite: bool = True) -> Any:
+def strict_json(raw: bytes, what: str, *, finite: bool = False) -> Any:
     """JSON in which no key stands twice.
 
     Args:

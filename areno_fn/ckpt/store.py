@@ -107,7 +107,7 @@ def _read_headers(folder: Path, names: Iterable[str]) -> tuple[dict[str, Header]
 
 
 def _read_index(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
-    values = strict_json(read_small(path), str(path))
+    values = strict_json(read_small(path), str(path), finite=True)
     weight_map = values.get("weight_map") if isinstance(values, dict) else None
     if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
         raise CheckpointError(f"{path} needs a weight_map from tensor names to file names")

@@ -116,28 +116,18 @@ def test_the_unharmed_file_is_accepted() -> None:
     judged(WHOLE)
 
 
+ONE, TWO, THREE = (f"x-{number}.safetensors" for number in (1, 2, 3))
+PLACES = {"a": ONE, "bb": TWO, "c": TWO}
+FILES = [ONE, TWO, THREE, f"../{ONE}", "/etc/passwd", "secret.safetensors"]
+
+
 @st.composite
 def indexes(draw: st.DrawFn) -> str:
-    values: dict[str, Any] = {
-        "metadata": {"total_size": 40},
-        "weight_map": {"a": "x-1.safetensors", "bb": "x-2.safetensors", "c": "x-2.safetensors"},
-    }
+    values: dict[str, Any] = {"metadata": {"total_size": 40}, "weight_map": dict(PLACES)}
     for _ in range(draw(st.integers(1, 3))):
         target = values["weight_map"] if draw(st.booleans()) and isinstance(values.get("weight_map"), dict) else values
         name = draw(st.sampled_from(["a", "bb", "c", "new", "metadata", "weight_map"]))
-        target[name] = draw(
-            st.sampled_from(
-                [
-                    "x-1.safetensors",
-                    "x-2.safetensors",
-                    "x-3.safetensors",
-                    "../x-1.safetensors",
-                    "/etc/passwd",
-                    "secret.safetensors",
-                ]
-            )
-            | JSON
-        )
+        target[name] = draw(st.sampled_from(FILES) | JSON)
     text = json.dumps(values)
     return draw(st.sampled_from([text, text[:-1], text.replace('"bb"', '"a"')]))
 
@@ -146,16 +136,16 @@ def indexes(draw: st.DrawFn) -> str:
 def test_mutated_indexes(text: str) -> None:
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        (root / "x-1.safetensors").write_bytes(safetensors.torch.save({"secret": torch.ones(1)}))
+        (root / ONE).write_bytes(safetensors.torch.save({"secret": torch.ones(1)}))
         folder = write_folder(root / "model", TENSORS)
         (folder / "model.safetensors").unlink()
-        (folder / "x-1.safetensors").write_bytes(safetensors.torch.save({"a": TENSORS["a"]}))
-        (folder / "x-2.safetensors").write_bytes(safetensors.torch.save({k: TENSORS[k] for k in ("bb", "c")}))
-        (folder / "secret.safetensors").symlink_to(root / "x-1.safetensors")
+        (folder / ONE).write_bytes(safetensors.torch.save({"a": TENSORS["a"]}))
+        (folder / TWO).write_bytes(safetensors.torch.save({k: TENSORS[k] for k in ("bb", "c")}))
+        (folder / "secret.safetensors").symlink_to(root / ONE)
         (folder / INDEX).write_text(text)
         try:
             store = open_store(folder)
         except CheckpointError as error:
             assert "\n" not in str(error)
             return
-        assert store.places == {"a": "x-1.safetensors", "bb": "x-2.safetensors", "c": "x-2.safetensors"}
+        assert store.places == PLACES
