@@ -70,6 +70,15 @@ class Fields:
             raise self.error(f"{name} must be a list of text, received {value!r}")
         return value
 
+    def integers(self, name: str, *, default: Any = REQUIRED, least: int = 0) -> Any:
+        """A list of integers of at least `least`, as a tuple."""
+        value = self._take(name, default)
+        if value is None:
+            return None
+        if not isinstance(value, list | tuple) or not all(type(item) is int and item >= least for item in value):
+            raise self.error(f"{name} must be a list of integers of at least {least}, received {value!r}")
+        return tuple(value)
+
     def expect(self, name: str, *allowed: Any) -> None:
         """Refuses a field that asks for something this library does not do: any value but null and `allowed`."""
         value = self._take(name, None)
