@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,6 +31,7 @@ _SCALARS = (int, float, bool, str, type(None))
 _KEY = "areno_fn.tree"
 
 VERSION = 1
+_MOST_SHOWN = 20
 
 
 class Values(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -81,12 +82,12 @@ def flatten(tree: Any) -> Flat:
 
 def walk(tree: Any, path: str = "", static: bool = False) -> Iterator[tuple[str, Any, bool]]:
     """Every leaf with its path and whether it is a static field; `None` is a leaf here."""
-    children = _children(tree)
-    if children is None:
+    inside = branches(tree)
+    if inside is None:
         yield path, tree, static
         return
     fixed = static_names(tree) if is_record(tree) else ()
-    for name, child in children:
+    for name, child in inside:
         yield from walk(child, _joined(path, name), static or name in fixed)
 
 
@@ -119,10 +120,12 @@ def load_tree(path: str | Path, like: T, device: torch.device | str = "cpu") -> 
         device: for tensors that are meta tensors in `like`.
 
     Raises:
-        CheckpointError: the file is missing, damaged, or does not hold such a tree; names the first difference.
+        CheckpointError: the file is missing, damaged, or does not hold such a tree; names every difference.
     """
     header, values = _described(Path(path))
-    require_like(str(path), header, values, like)
+    specs = {name: entry.spec for name, entry in header.entries.items()}
+    aliased = {name: specs[owner] for name, owner in values.aliases.items()}
+    require_none(str(path), differences(specs | aliased, values, like))
     with Reader() as reader:
         tensors = {name: reader.read(header, name) for name in header.entries}
     return rebuild(like, tensors, values, device)
@@ -150,7 +153,7 @@ def load_record(path: str | Path, kind: type[T], device: torch.device | str = "c
     return made
 
 
-def require_consistent(where: str, header: Header, values: Values) -> None:
+def _require_consistent(where: str, header: Header, values: Values) -> None:
     """Refuses a description of another version, or one that does not go with the tensors of the file.
 
     Raises:
@@ -166,25 +169,33 @@ def require_consistent(where: str, header: Header, values: Values) -> None:
         raise CheckpointError(f"{where} holds {path!r} twice")
 
 
-def require_like(where: str, header: Header, values: Values, like: Any) -> None:
-    """Refuses a file that does not hold a tree of the structure of `like`; no tensor is read.
+def differences(stored: Mapping[str, TensorSpec], values: Values, like: Any) -> list[str]:
+    """In what a stored tree is not of the structure of `like`, each leaf in words; no tensor is read.
 
-    Raises:
-        CheckpointError: names the first leaf that differs.
+    Args:
+        stored: shape and dtype of every tensor by path, aliases included.
+        values: everything else that is stored.
+        like: the tree that is expected.
     """
-    stored: dict[str, Any] = {name: entry.spec for name, entry in header.entries.items()}
-    stored |= {name: stored[owner] for name, owner in values.aliases.items()}
-    stored |= values.scalars
-    wanted = set()
+    found, wanted, leaves = [], set(), {**stored, **values.scalars}
     for path, leaf, static in walk(like):
         wanted.add(path)
-        if path not in stored:
-            raise CheckpointError(f"{where} has no {path!r}, which should be {_shown(leaf)}")
-        if not _alike(stored[path], leaf, static):
-            raise CheckpointError(f"{where}: {path!r} is {_shown(stored[path])}, it should be {_shown(leaf, static)}")
-    for path in stored:
-        if path not in wanted:
-            raise CheckpointError(f"{where} holds {path!r}, which is not expected")
+        if path not in leaves:
+            found.append(f"{path!r} is missing, it should be {_shown(leaf)}")
+        elif not _alike(leaves[path], leaf, static):
+            found.append(f"{path!r} is {_shown(leaves[path])}, it should be {_shown(leaf, static)}")
+    return found + [f"{path!r} is not expected" for path in leaves if path not in wanted]
+
+
+def require_none(where: str, found: Sequence[str]) -> None:
+    """Refuses a stored tree that differs from what is expected.
+
+    Raises:
+        CheckpointError: names every difference, up to a limit.
+    """
+    if found:
+        more = [f"and {len(found) - _MOST_SHOWN} more"] if len(found) > _MOST_SHOWN else []
+        raise CheckpointError(f"{where} does not hold what is expected: {'; '.join([*found[:_MOST_SHOWN], *more])}")
 
 
 def rebuild(like: T, tensors: Mapping[str, torch.Tensor], values: Values, device: torch.device | str) -> T:
@@ -210,11 +221,12 @@ def _described(path: Path) -> tuple[Header, Values]:
         values = msgspec.convert(described, Values)
     except msgspec.ValidationError as error:
         raise CheckpointError(f"{_KEY!r} in the header of {path} is damaged: {error}") from None
-    require_consistent(str(path), header, values)
+    _require_consistent(str(path), header, values)
     return header, values
 
 
-def _children(node: Any) -> list[tuple[str, Any]] | None:
+def branches(node: Any) -> list[tuple[str, Any]] | None:
+    """The names and values inside a container; None for a leaf."""
     if is_record(node):
         return [(name, getattr(node, name)) for name in field_names(node)]
     if isinstance(node, dict):
@@ -225,10 +237,10 @@ def _children(node: Any) -> list[tuple[str, Any]] | None:
 
 
 def _mapped(node: Any, function: Callable[[str, Any], Any], path: str) -> Any:
-    children = _children(node)
-    if children is None:
+    inside = branches(node)
+    if inside is None:
         return function(path, node)
-    made = [_mapped(child, function, _joined(path, name)) for name, child in children]
+    made = [_mapped(child, function, _joined(path, name)) for name, child in inside]
     if is_record(node):
         return type(node)(**dict(zip(field_names(node), made, strict=True)))
     if isinstance(node, dict):

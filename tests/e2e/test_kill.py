@@ -465,7 +465,7 @@ def test_a_reward_that_fails_at_once_leaves_no_checkpoint(spec: Path, tmp_path: 
 
 def test_a_damaged_checkpoint_is_named(whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path / "out")
-    data = tiny.last_checkpoint(tmp_path / "out") / "state.safetensors"
+    data = tiny.last_checkpoint(tmp_path / "out") / "params.actor.safetensors"
     bits = bytearray(data.read_bytes())
     bits[-5] ^= 1
     data.write_bytes(bits)

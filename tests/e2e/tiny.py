@@ -15,7 +15,8 @@ from typing import Any
 import attrs
 
 from areno_fn.ckpt.header import read_header
-from areno_fn.ckpt.resume import DATA, MANIFEST, latest, read_manifest
+from areno_fn.ckpt.manifest import MANIFEST, read_manifest
+from areno_fn.ckpt.resume import latest
 from areno_fn.ckpt.tensorfile import Reader
 from areno_fn.engine.main import main
 from areno_fn.run import command
@@ -164,18 +165,20 @@ def last_checkpoint(out: Path) -> Path:
     return found
 
 
-def state(out: Path) -> tuple[bytes, dict[str, Any]]:
-    """Everything in the last checkpoint: the bytes of its tensors, and all that is not a tensor."""
+def state(out: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Everything in the last checkpoint: the bytes of its tensors by file, and all that is not a tensor."""
     folder = last_checkpoint(out)
-    assert {path.name for path in folder.iterdir()} == {DATA, MANIFEST}
-    return (folder / DATA).read_bytes(), read_manifest(folder).values.scalars
+    manifest = read_manifest(folder)
+    data = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != MANIFEST}
+    assert data.keys() == {file.name for file in manifest.files}
+    return data, manifest.values.scalars
 
 
 def tensors(out: Path) -> dict[str, Any]:
     """The tensors of the last checkpoint by path."""
-    header = read_header(last_checkpoint(out) / DATA)
+    headers = [read_header(path) for path in sorted(last_checkpoint(out).glob("*.safetensors"))]
     with Reader() as reader:
-        return {name: reader.read(header, name) for name in header.entries}
+        return {name: reader.read(header, name) for header in headers for name in header.entries}
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ import torch
 from ckpt_toys import random_bits
 
 from areno_fn import random, tree
-from areno_fn.ckpt.resume import DATA, MANIFEST, latest, load_state, read_manifest, save_state
+from areno_fn.ckpt.manifest import MANIFEST, read_manifest
+from areno_fn.ckpt.resume import latest, load_state, save_state
 from areno_fn.contracts.errors import CheckpointError
 from areno_fn.contracts.identity import RunIdentity
 from areno_fn.contracts.key import Key
@@ -60,13 +62,23 @@ def refuse(call: Any, *words: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+PARTS = [
+    "key.safetensors",
+    "optim.actor.safetensors",
+    "params.actor.safetensors",
+    "params.critic.safetensors",
+]
+"""The files of `state()`, whose snapshot is stored as the first role's parameters."""
+ACTOR, CRITIC = PARTS[2], PARTS[3]
+
+
 def names(root: Path) -> list[str]:
     return sorted(p.name for p in root.iterdir())
 
 
 def test_a_state_comes_back_bit_for_bit(tmp_path: Path) -> None:
     path = save_state(tmp_path / "root", 12, state(), IDENTITY)
-    assert path == tmp_path / "root" / "step-00000012" and names(path) == [MANIFEST, DATA]
+    assert path == tmp_path / "root" / "step-00000012" and names(path) == sorted([MANIFEST, *PARTS])
     for like in (state(9), meta(state())):
         assert tree.first_difference(load_state(path, like, IDENTITY), state()) is None
 
@@ -100,8 +112,9 @@ def test_shared_memory_is_stored_once_and_shared_again(tmp_path: Path) -> None:
     """At the start of a phase the reference snapshot is the parameters themselves."""
     shared, apart = state(), replace(state(), snapshots={"reference": tree.map(torch.clone, state().params["actor"])})
     one, two = save_state(tmp_path / "1", 0, shared, IDENTITY), save_state(tmp_path / "2", 0, apart, IDENTITY)
-    saved = (two / DATA).stat().st_size - (one / DATA).stat().st_size
-    assert saved >= 3 * 2 * 2 + 2 * 4
+    assert names(two) == sorted([MANIFEST, *PARTS, "snapshots.reference.safetensors"])
+    assert names(one) == sorted([MANIFEST, *PARTS])
+    assert sum((one / name).stat().st_size for name in PARTS) == sum((two / name).stat().st_size for name in PARTS)
     back = load_state(one, meta(state()), IDENTITY)
     assert back.snapshots["reference"]["w"] is back.params["actor"]["w"]
     apart_again = load_state(two, meta(apart), IDENTITY)
@@ -138,9 +151,9 @@ def test_K16_an_incomplete_one_is_passed_over(damage: str, tmp_path: Path) -> No
     if damage in ("no manifest", "empty"):
         (newest / MANIFEST).unlink()
     if damage in ("no data", "empty"):
-        (newest / DATA).unlink()
+        (newest / CRITIC).unlink()
     if damage == "short data":
-        os.truncate(newest / DATA, 100)
+        os.truncate(newest / ACTOR, 100)
     if damage == "manifest cut":
         os.truncate(newest / MANIFEST, 20)
     assert latest(tmp_path) == tmp_path / "step-00000001"
@@ -181,7 +194,8 @@ def test_a_state_is_saved_again_under_its_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize("field", [f.name for f in attrs.fields(RunIdentity)])
 def test_another_run_is_refused_before_anything_is_read(field: str, tmp_path: Path) -> None:
     path = save_state(tmp_path, 1, state(), IDENTITY)
-    (path / DATA).unlink()
+    for name in PARTS:
+        (path / name).unlink()
     other = attrs.evolve(IDENTITY, **{field: 99 if field == "seed" else "other"})
     refuse(lambda: load_state(path, meta(state()), other), str(path), "belongs to another run", field)
 
@@ -193,54 +207,94 @@ def test_another_structure_is_refused_before_a_tensor_is_read(tmp_path: Path, mo
     wide = replace(like, params={**like.params, "critic": {"v": torch.zeros(5)}})
     refuse(lambda: load_state(path, wide, IDENTITY), "'params.critic.v' is float32 [4], it should be float32 [5]")
     fewer = replace(like, snapshots={})
-    refuse(lambda: load_state(path, fewer, IDENTITY), "holds 'snapshots.reference.", "which is not expected")
+    refuse(lambda: load_state(path, fewer, IDENTITY), "'snapshots.reference.w' is not expected")
     other = replace(like, optim={"actor": replace(like.optim["actor"], beta=0.8)})
     refuse(lambda: load_state(path, other, IDENTITY), "'optim.actor.beta' is the float 0.9, it should be 0.8")
 
 
-def test_every_damaged_byte_of_the_tensors_is_noticed(tmp_path: Path) -> None:
-    path = save_state(tmp_path, 1, state(), IDENTITY)
-    whole = (path / DATA).read_bytes()
+@pytest.mark.parametrize("name", PARTS)
+def test_every_damaged_byte_of_the_tensors_is_noticed(name: str, tmp_path: Path) -> None:
+    file = save_state(tmp_path, 1, state(), IDENTITY) / name
+    whole = file.read_bytes()
     header = 8 + int.from_bytes(whole[:8], "little")
     for place in range(header, len(whole)):
-        (path / DATA).write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         refuse(
-            lambda: load_state(path, meta(state()), IDENTITY), f"{path / DATA} is damaged: its SHA-256 is", "expected"
+            lambda: load_state(file.parent, meta(state()), IDENTITY), f"{file} is damaged: its SHA-256 is", "expected"
         )
 
 
+def test_every_damaged_byte_of_a_manifest_is_noticed(tmp_path: Path) -> None:
+    save_state(tmp_path, 1, state(), IDENTITY)
+    path = save_state(tmp_path, 2, state(), IDENTITY)
+    whole = (path / MANIFEST).read_bytes()
+    for place in range(len(whole)):
+        (path / MANIFEST).write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        refuse(lambda: load_state(path, meta(state()), IDENTITY), str(path))
+
+
 def test_K13_a_file_of_another_length(tmp_path: Path) -> None:
-    path = save_state(tmp_path, 1, state(), IDENTITY)
-    whole = (path / DATA).read_bytes()
-    (path / DATA).write_bytes(whole[:-1])
+    file = save_state(tmp_path, 1, state(), IDENTITY) / ACTOR
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1])
+    load = lambda: load_state(file.parent, meta(state()), IDENTITY)  # noqa: E731
+    refuse(load, f"expected {len(whole)} bytes by its header, it has {len(whole) - 1}")
+    safetensors.torch.save_file({"a": torch.ones(1)}, file)
+    refuse(load, f"has {file.stat().st_size} bytes, expected {len(whole)} by its manifest")
+
+
+def test_other_tensors_in_a_file_are_all_named(tmp_path: Path) -> None:
+    file = save_state(tmp_path, 1, state(), IDENTITY) / ACTOR
+    values = read_values(file.parent)
+    safetensors.torch.save_file({"params.actor.b": torch.ones(3), "x": torch.ones(1)}, file)
+    for described in values["files"]:
+        if described["name"] == ACTOR:
+            described["size"] = file.stat().st_size
+    write_manifest(file.parent, values)
     refuse(
-        lambda: load_state(path, meta(state()), IDENTITY),
-        f"expected {len(whole)} bytes by its header, it has {len(whole) - 1}",
+        lambda: load_state(file.parent, meta(state()), IDENTITY),
+        f"{file} does not hold what is expected: 'params.actor.w' is not there, expected bfloat16 [3, 2]; "
+        "'params.actor.b' is float32 [3], expected float32 [2]; 'x' is float32 [1], expected nothing of that name",
     )
-    safetensors.torch.save_file({"a": torch.ones(1)}, path / DATA)
-    size = (path / DATA).stat().st_size
-    refuse(
-        lambda: load_state(path, meta(state()), IDENTITY), f"has {size} bytes, expected {len(whole)} by its manifest"
-    )
+
+
+def read_values(folder: Path) -> dict[str, Any]:
+    """What a manifest says, in plain values."""
+    return msgspec.msgpack.decode(msgspec.msgpack.decode((folder / MANIFEST).read_bytes())["manifest"])
+
+
+def write_manifest(folder: Path, values: dict[str, Any]) -> None:
+    """Writes a manifest with a right checksum, whatever it says."""
+    body = msgspec.msgpack.encode(values)
+    sealed = {"version": values["version"], "sha256": hashlib.sha256(body).hexdigest(), "manifest": body}
+    (folder / MANIFEST).write_bytes(msgspec.msgpack.encode(sealed))
+
+
+FILE = {"name": "a.safetensors", "size": 1, "sha256": "0" * 64, "tensors": {}}
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"version": 2}, "has version 2, this library reads version 1"),
+        ({"version": 3}, "has version 3, this library reads versions 1 and 2; use the release that wrote it"),
         ({"step": "x"}, "is damaged"),
         ({"more": 1}, "is damaged"),
-        ({"file": {"name": "../../secret", "size": 1, "sha256": ""}}, "is damaged"),
+        ({"files": [FILE | {"name": "../../secret.safetensors"}]}, "is damaged"),
+        ({"files": [FILE | {"sha256": "0"}]}, "is damaged"),
+        ({"files": [FILE | {"size": -1}]}, "is damaged"),
+        ({"files": [FILE | {"tensors": {"a": {"dtype": "C64", "shape": [1]}}}]}, "'a' has dtype 'C64', known are BOOL"),
+        ({"files": [FILE, FILE]}, "it names the file a.safetensors twice"),
+        ({"roles": [{"name": "actor", "trainable": 3}]}, "is damaged"),
         ({"identity": {"family": "llama"}}, "is damaged"),
         ({"values": {"aliases": {"a": "b"}}}, "'a' is stored as 'b', which is not there"),
-        ({"values": {"version": 7}}, "has version 7"),
+        ({"values": {"version": 7}}, "its values have version 7"),
         ({"values": {"scalars": {"params.critic.v": 1}}}, "holds 'params.critic.v' twice"),
     ],
 )
 def test_manifests_that_lie(change: dict[str, Any], words: str, tmp_path: Path) -> None:
     path = save_state(tmp_path, 1, state(), IDENTITY)
-    values = msgspec.msgpack.decode((path / MANIFEST).read_bytes())
-    (path / MANIFEST).write_bytes(msgspec.msgpack.encode({**values, **change}))
+    values = read_values(path)
+    write_manifest(path, {**values, **change})
     refuse(lambda: load_state(path, meta(state()), IDENTITY), str(path), words)
 
 

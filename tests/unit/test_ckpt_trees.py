@@ -208,8 +208,8 @@ OTHERS: dict[str, tuple[Any, str]] = {
     "number for tensor": ({**A, "a": 1}, "'a' is float32 [2], it should be the int 1"),
     "absent": ({**A, "m": replace(A["m"], nu=torch.ones(1))}, "'m.nu' is None, it should be float32 [1]"),
     "static": ({**A, "m": replace(A["m"], name="lion")}, "'m.name' is the str 'adam', it should be 'lion'"),
-    "missing": ({**A, "z": 1}, "has no 'z', which should be the int 1"),
-    "unknown": ({k: v for k, v in A.items() if k != "n"}, "holds 'n', which is not expected"),
+    "missing": ({**A, "z": 1}, "'z' is missing, it should be the int 1"),
+    "unknown": ({k: v for k, v in A.items() if k != "n"}, "'n' is not expected"),
 }
 
 
@@ -254,3 +254,14 @@ def test_aliases_of_equal_tensors_are_found_by_memory_alone() -> None:
     empty = torch.zeros(0)
     flat = flatten({"a": empty, "b": torch.zeros(0), "c": empty})
     assert set(flat.tensors) == {"a", "b"} and flat.values.aliases == {"c": "a"}
+
+
+def test_every_difference_is_named_up_to_twenty(tmp_path: Path) -> None:
+    save_tree(tmp_path / "t", A)
+    like = {"a": torch.zeros(3), "m": A["m"], "z": 1}
+    refuse(
+        lambda: load_tree(tmp_path / "t", like),
+        "'a' is float32 [2], it should be float32 [3]; 'z' is missing, it should be the int 1; 'n' is not expected",
+    )
+    many = {**A, **{f"x{place:02}": 1 for place in range(25)}}
+    refuse(lambda: load_tree(tmp_path / "t", many), "'x19' is missing, it should be the int 1; and 5 more")

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areno_fn.contracts.errors import CheckpointError
-from areno_fn.contracts.identity import RunIdentity, digest
+from areno_fn.contracts.errors import CheckpointError, SpecError
+from areno_fn.contracts.identity import ACCEPTABLE, NEVER, RunIdentity, check_accepted, digest
 from areno_fn.contracts.spec import GRPO, SFT, AdamWSpec, ArithmeticData, Batch, Phase, RewardSpec, Sampling, Schedule
 
 PHASE = Phase(
@@ -113,6 +113,7 @@ def test_S1_a_difference_in_any_field_is_refused_by_name(name: str) -> None:
     assert str(caught.value) == (
         f"out/run belongs to another run: {name} was {getattr(other, name)} and is now {getattr(IDENTITY, name)}; "
         "resume with the specification it was started with"
+        + (f", or pass --accept {name}" if name in ACCEPTABLE else "")
     )
 
 
@@ -120,3 +121,38 @@ def test_all_differences_are_named_at_once() -> None:
     other = attrs.evolve(IDENTITY, data="e", seed=2)
     with pytest.raises(CheckpointError, match="data was e and is now d; seed was 2 and is now 1"):
         IDENTITY.require(other, "out/run")
+
+
+def test_every_field_either_can_be_accepted_or_says_why_not() -> None:
+    assert sorted([*ACCEPTABLE, *NEVER]) == sorted(field.name for field in attrs.fields(RunIdentity))
+    assert all(ACCEPTABLE.values()) and all(NEVER.values())
+
+
+def test_what_is_accepted_may_differ_and_nothing_else() -> None:
+    other = attrs.evolve(IDENTITY, data="e", seed=2)
+    IDENTITY.require(other, "out/run", ("seed", "data"))
+    with pytest.raises(CheckpointError) as caught:
+        IDENTITY.require(other, "out/run", ("data", "phases"))
+    assert str(caught.value) == (
+        "out/run belongs to another run: seed was 2 and is now 1; "
+        "resume with the specification it was started with, or pass --accept seed"
+    )
+
+
+def test_flags_are_offered_only_where_they_would_help() -> None:
+    with pytest.raises(CheckpointError) as caught:
+        IDENTITY.require(attrs.evolve(IDENTITY, data="e", model="n"), "out/run")
+    assert str(caught.value).endswith("; resume with the specification it was started with")
+    with pytest.raises(CheckpointError) as caught:
+        IDENTITY.require(attrs.evolve(IDENTITY, data="e", seed=2), "out/run")
+    assert str(caught.value).endswith("with, or pass --accept data --accept seed")
+
+
+@pytest.mark.parametrize("name", [*NEVER, "daat"])
+def test_what_cannot_be_accepted_is_refused_with_a_reason(name: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        check_accepted(["data", name])
+    reason = NEVER.get(name, "an identity has no such field")
+    assert str(caught.value) == (
+        f"accept: {name!r} cannot be accepted, {reason}; what can be is phases, data, optimizers, seed"
+    )
