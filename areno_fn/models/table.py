@@ -114,6 +114,12 @@ def experts(leaf: str, place: str, columns: str, *parts: str, packed: str, when:
     return Row(leaf, place, columns, _parts(parts), when, experts="experts", packed=packed)
 
 
+def packed(leaf: str, place: str, columns: str, part: str, *, when: str = "") -> Row:
+    """The matrices of all experts in one tensor, in every file."""
+    ((name, rows),) = _parts([part])
+    return Row(leaf, place, columns, ((name, rows),), when, experts="experts", packed=name)
+
+
 def dealt(file: str, blocks: str, columns: str, *parts: str, when: str = "") -> Dealt:
     """A `Dealt` as a line of a table; a part is written "name rows"."""
     return Dealt(file, blocks, columns, tuple((name, rows) for name, rows in (part.split() for part in parts)), when)
@@ -162,10 +168,11 @@ class Section:
         if not r.experts:
             return self._joined(r, target, 0)
         count = self.sizes[r.experts].count
+        if self._file(r.packed) in names or r.parts[0][0] == r.packed:
+            rows = sum(self._count(n) for _, sizes in r.parts for n in sizes)
+            return rename(self._file(r.packed), target, TensorSpec((count, rows, self._count(r.columns))))
         each = [self._joined(r, f"{target}/{e}", e) for e in range(count)]
         spec = next(iter(each[0].target.values()))
-        if self._file(r.packed) in names:
-            return rename(self._file(r.packed), target, TensorSpec((count, *spec.shape)))
         return product(each) >> stack([f"{target}/{e}" for e in range(count)], target, spec)
 
     def _joined(self, r: Row, target: str, expert: int) -> Iso:
