@@ -76,7 +76,7 @@ def save(
         out,
         specs,
         fetch,
-        _with_dtype(config, dtype),
+        with_dtype(config, dtype),
         source=source,
         shard_bytes=shard_bytes,
         metadata=metadata,
@@ -226,7 +226,8 @@ def _require_replaceable(out: Path, files: set[str]) -> None:
             raise CheckpointError(f"{out} holds {name}, which would be lost; move it or write to another folder")
 
 
-def _with_dtype(config: Mapping[str, Any], policy: DtypePolicy) -> dict[str, Any]:
+def with_dtype(config: Mapping[str, Any], policy: DtypePolicy) -> dict[str, Any]:
+    """The contents of config.json for weights that a policy has converted."""
     if policy == "source":
         return dict(config)
     named = [key for key in ("dtype", "torch_dtype") if key in config] or ["dtype"]
