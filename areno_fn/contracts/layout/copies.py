@@ -79,7 +79,8 @@ def pad(source: str, target: str, spec: TensorSpec, size: int, dim: int = 0) -> 
             )
         return {source: kept}
 
-    return whole({source: spec}, {target: wider}, forward, backward, f"pad dim {axis} to {size}", f"cut to {length}")
+    words = f"pad dim {axis} to {size}", f"cut to {length}"
+    return whole({source: spec}, {target: wider}, forward, backward, *words, copies=size > length)
 
 
 def _require_equal_bits(target: str, first: str, a: torch.Tensor, second: str, b: torch.Tensor) -> None:

@@ -22,6 +22,7 @@ class Part:
         needs: for each target key, the source keys whose elements it holds.
         forward, backward: move the elements; results may be views of the arguments.
         move, undo: what the two do, in words.
+        copies: an element of one side may stand at several places of the other, or at none if it is padding.
     """
 
     source: Specs
@@ -31,6 +32,7 @@ class Part:
     backward: Move
     move: str
     undo: str
+    copies: bool = False
 
     @property
     def inverse(self) -> Part:
@@ -43,6 +45,7 @@ class Part:
             backward=self.forward,
             move=self.undo,
             undo=self.move,
+            copies=self.copies,
         )
 
     def apply(self, tensors: Tensors) -> dict[str, torch.Tensor]:
@@ -165,15 +168,24 @@ def bijection(
             f"{', '.join(map(repr, source))} hold {counts[0]} elements, "
             f"but {', '.join(map(repr, target))} hold {counts[1]}; a layout keeps every element"
         )
-    return whole(source, target, forward, backward, move, undo)
+    return whole(source, target, forward, backward, move, undo, copies=False)
 
 
-def whole(source: Specs, target: Specs, forward: Move, backward: Move, move: str, undo: str) -> Iso:
+def whole(
+    source: Specs, target: Specs, forward: Move, backward: Move, move: str, undo: str, *, copies: bool = True
+) -> Iso:
     """One part, every target of which depends on every source; the sides may differ in size, as copies do."""
-    needs = dict.fromkeys(target, tuple(source))
-    return Iso(
-        (Part(source=source, target=target, needs=needs, forward=forward, backward=backward, move=move, undo=undo),)
+    part = Part(
+        source=source,
+        target=target,
+        needs=dict.fromkeys(target, tuple(source)),
+        forward=forward,
+        backward=backward,
+        move=move,
+        undo=undo,
+        copies=copies,
     )
+    return Iso((part,))
 
 
 def views_of(part: Part, tensors: Tensors) -> dict[str, torch.Tensor] | None:
@@ -182,6 +194,8 @@ def views_of(part: Part, tensors: Tensors) -> dict[str, torch.Tensor] | None:
     Writing into such views fills `tensors`, so a file can be read straight into the leaves of a tree:
     `views_of(part.inverse, leaves)`. No value is looked at, so `tensors` may be uninitialised.
     """
+    if part.copies:  # two views of one element and none of another would be as many as there are elements
+        return None
     meta = {name: torch.empty(spec.shape, device="meta") for name, spec in part.source.items()}
     made = part.apply(meta)
     given = {tensor.untyped_storage()._cdata for tensor in meta.values()}
@@ -256,6 +270,7 @@ def _chain(first: Sequence[Part], second: Sequence[Part]) -> Part:
         backward=lambda tensors: _run(back[1], _run(back[0], tensors)),
         move=_in_words([part.move for part in first], [part.move for part in second]),
         undo=_in_words([part.undo for part in second], [part.undo for part in first]),
+        copies=any(part.copies for part in (*first, *second)),
     )
 
 

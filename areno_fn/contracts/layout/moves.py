@@ -95,8 +95,8 @@ def transpose(source: str, target: str, spec: TensorSpec, dims: Sequence[int] = 
     return bijection(
         {source: spec},
         {target: TensorSpec((spec.shape[dim] for dim in dims), spec.dtype)},
-        lambda tensors: {target: tensors[source].permute(*dims)},
-        lambda tensors: {source: tensors[target].permute(*back)},
+        lambda tensors: {target: tensors[source].permute(tuple(dims))},
+        lambda tensors: {source: tensors[target].permute(tuple(back))},
         move=f"transpose {tuple(dims)}",
         undo=f"transpose {tuple(back)}",
     )
