@@ -41,7 +41,7 @@ class TextFields:
         outer: bool = self._outer.boolean("tie_word_embeddings", default=inner)
         return outer
 
-    def heads(self, *, head_dim: int | None = None) -> dict[str, int]:
+    def heads(self, *, head_dim: int | None = None) -> dict[str, Any]:
         """Sizes of grouped attention: `num_heads`, `num_kv_heads` and `head_dim`.
 
         Args:
