@@ -1,41 +1,28 @@
-"""Reading a parameter tree out of a Hugging Face folder, one leaf at a time."""
+"""Reading a parameter tree out of a Hugging Face folder."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
 from typing import Any
 
 import torch
 
 from areno_fn import tree
-from areno_fn.ckpt.dtypes import DtypePolicy, converted
+from areno_fn.ckpt.dtypes import DtypePolicy
+from areno_fn.ckpt.fit import loaded_dtype, require_fit
 from areno_fn.ckpt.folder import HFFolder
+from areno_fn.ckpt.host import empty
+from areno_fn.ckpt.ring import Ring
+from areno_fn.ckpt.stream import Wanted, stream
 from areno_fn.ckpt.tensorfile import Reader
 from areno_fn.contracts.errors import CheckpointError
 from areno_fn.contracts.layout import Iso, ParamLayout, Part, views_of
 
+__all__ = ["Progress", "load", "require_fit"]
+
 Progress = Callable[[int, int, int, int], None]
-"""Called as `progress(done_tensors, total_tensors, done_bytes, total_bytes)`, of the tensors in the file."""
-
-
-def require_fit(folder: HFFolder, iso: Iso, dtype: DtypePolicy = "source") -> None:
-    """Compares the headers of a folder with what a layout claims, before any weight is read.
-
-    Raises:
-        CheckpointError: lists every tensor that is missing, not claimed, or of another shape or dtype, and
-            every leaf that would be joined from tensors of several dtypes.
-    """
-    problems = ParamLayout(iso.source).differences(folder.specs)
-    if problems:
-        raise CheckpointError(f"{folder.path}: its tensors are not those of the model: {'; '.join(problems)}")
-    mixed = [part for part in iso.parts if len({_loaded_dtype(folder, name, dtype) for name in part.source}) > 1]
-    if mixed:
-        shown = "; ".join(
-            f"{', '.join(map(repr, part.target))} from "
-            + ", ".join(f"{name!r} {folder.specs[name]}" for name in part.source)
-            for part in mixed
-        )
-        raise CheckpointError(f"{folder.path}: these leaves join several dtypes, so load with one dtype: {shown}")
+"""Called as `progress(done_tensors, total_tensors, done_bytes, total_bytes)`, of the tensors that the layout claims."""
 
 
 def load(
@@ -45,9 +32,14 @@ def load(
     like: Any = None,
     dtype: DtypePolicy = "source",
     device: torch.device | str = "cpu",
+    left_out: Collection[str] = (),
+    threads: int = 4,
     progress: Progress | None = None,
 ) -> Any:
-    """Reads a parameter tree, one leaf at a time.
+    """Reads a parameter tree.
+
+    Bytes go from the file straight into the leaves, on CUDA through a few pinned buffers. Only a leaf that is not
+    made of views, such as one that is tied to two names, needs its tensors beside it while it is made.
 
     Args:
         folder: what `open_folder` returned.
@@ -56,6 +48,8 @@ def load(
             their dtypes are not.
         dtype: what floating tensors become.
         device: where the leaves will be.
+        left_out: patterns of tensors, such as `model.visual.*`, that the file may hold and the layout does not take.
+        threads: how many read at a time.
         progress: told after every leaf; the last call has done everything.
 
     Returns:
@@ -65,51 +59,80 @@ def load(
         CheckpointError: as for `require_fit`, or a file changed under the reader.
         LayoutError: `like` is not what the layout gives, or tied tensors differ.
     """
-    require_fit(folder, iso, dtype)
+    if threads < 1:
+        raise CheckpointError(f"threads must be at least 1, received {threads}")
+    require_fit(folder, iso, dtype, left_out=left_out)
     paths = None if like is None else dict(tree.leaves_with_path(like))
     if paths is not None:
         ParamLayout(iso.target).check(paths, "the leaves of the model")
-    leaves = _load_leaves(folder, iso, dtype, torch.device(device), progress or _quiet)
+    leaves = _load_leaves(folder, iso, dtype, torch.device(device), threads, progress or _quiet)
     return leaves if paths is None else tree.unflatten(like, [leaves[path] for path in paths])
 
 
 def _load_leaves(
-    folder: HFFolder, iso: Iso, dtype: DtypePolicy, device: torch.device, progress: Progress
+    folder: HFFolder, iso: Iso, policy: DtypePolicy, device: torch.device, threads: int, progress: Progress
 ) -> dict[str, torch.Tensor]:
     made: dict[str, torch.Tensor] = {}
-    done, done_bytes = 0, 0
-    total_bytes = sum(folder.store.entry(name).nbytes for name in iso.source)
-    progress(0, len(iso.source), 0, total_bytes)
+    views: dict[str, torch.Tensor] = {}
+    others: list[Part] = []
+    for part in iso.parts:
+        dtype = _dtype(folder, part, policy)
+        leaves = {name: empty(spec.shape, dtype, device) for name, spec in part.target.items()}
+        parts_of_leaves = views_of(part.inverse, leaves)
+        if parts_of_leaves is None:
+            others.append(part)
+        else:
+            views |= parts_of_leaves
+            made |= leaves
+    tally = _tally(folder, iso, progress)
+    ring = Ring(device, 2 * threads)
     with Reader() as reader:
-        for part in sorted(iso.parts, key=lambda part: _place(folder, part)):
-            made |= _load_part(folder, reader, part, dtype, device)
-            done += len(part.source)
-            done_bytes += sum(folder.store.entry(name).nbytes for name in part.source)
-            progress(done, len(iso.source), done_bytes, total_bytes)
+        _fill(folder, reader, ring, threads, views, tally)
+        for part in others:
+            dtype = _dtype(folder, part, policy)
+            given = {name: empty(spec.shape, dtype, device) for name, spec in part.source.items()}
+            _fill(folder, reader, ring, threads, given, tally)
+            made |= part.apply(given)
     return {name: made[name] for name in iso.target}
 
 
-def _load_part(
-    folder: HFFolder, reader: Reader, part: Part, policy: DtypePolicy, device: torch.device
-) -> dict[str, torch.Tensor]:
-    dtype = _loaded_dtype(folder, next(iter(part.source)), policy)
-    leaves = {name: torch.empty(spec.shape, dtype=dtype, device=device) for name, spec in part.target.items()}
-    views = views_of(part.inverse, leaves)
-    if views is None:
-        given = {name: reader.read(folder.store.header(name), name).to(dtype) for name in part.source}
-        return {name: tensor.to(device) for name, tensor in part.apply(given).items()}
-    for name, view in views.items():
-        reader.read_into(folder.store.header(name), name, view)
-    return leaves
+def _tally(folder: HFFolder, iso: Iso, progress: Progress) -> Callable[[str], None]:
+    """To be called with every tensor that has been read; tells `progress` when those of a leaf are all there."""
+    part_of = {name: number for number, part in enumerate(iso.parts) for name in part.source}
+    left = [len(part.source) for part in iso.parts]
+    sizes = [sum(folder.store.entry(name).nbytes for name in part.source) for part in iso.parts]
+    done = [0, len(iso.source), 0, sum(sizes)]
+    progress(*done)
+
+    def add(name: str) -> None:
+        part = part_of[name]
+        left[part] -= 1
+        if not left[part]:
+            done[0] += len(iso.parts[part].source)
+            done[2] += sizes[part]
+            progress(*done)
+
+    return add
 
 
-def _loaded_dtype(folder: HFFolder, name: str, policy: DtypePolicy) -> torch.dtype:
-    return converted(folder.store.entry(name).spec.dtype or torch.float32, policy)
+def _fill(
+    folder: HFFolder,
+    reader: Reader,
+    ring: Ring,
+    threads: int,
+    outs: Mapping[str, torch.Tensor],
+    tally: Callable[[str], None],
+) -> None:
+    """Fills tensors from the file, in the order in which they stand there."""
+    wanted = [Wanted(folder.store.header(name), name, out) for name, out in outs.items()]
+    wanted.sort(key=lambda item: (str(item.header.path), item.header.entries[item.name].start))
+    with closing(stream(reader, wanted, ring, threads)) as names:
+        for name in names:
+            tally(name)
 
 
-def _place(folder: HFFolder, part: Part) -> tuple[str, int]:
-    """Where a part begins, so that files are read from front to back."""
-    return min((folder.store.places[name], folder.store.entry(name).start) for name in part.source)
+def _dtype(folder: HFFolder, part: Part, policy: DtypePolicy) -> torch.dtype:
+    return loaded_dtype(folder.specs[next(iter(part.source))], policy)
 
 
 def _quiet(done: int, total: int, done_bytes: int, total_bytes: int) -> None:

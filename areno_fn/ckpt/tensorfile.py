@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -12,7 +13,9 @@ import torch
 
 from areno_fn.ckpt import disk
 from areno_fn.ckpt.atomic import write_all
-from areno_fn.ckpt.header import DTYPE_NAMES, LONGEST_HEADER, Entry, Header
+from areno_fn.ckpt.header import DTYPE_NAMES, LONGEST_HEADER, Header
+from areno_fn.ckpt.host import empty, memory
+from areno_fn.ckpt.paths import open_file
 from areno_fn.contracts.errors import CheckpointError
 from areno_fn.contracts.layout import TensorSpec, spec_of
 
@@ -72,10 +75,14 @@ def write_tensors(
 
 
 class Reader:
-    """Reads tensors of files whose headers are known. A context manager; it keeps each file open that it has read."""
+    """Reads tensors of files whose headers are known. A context manager; it keeps each file open that it has read.
+
+    Several threads may read with one.
+    """
 
     def __init__(self) -> None:
         self._open: dict[Path, int] = {}
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Reader:
         return self
@@ -83,15 +90,21 @@ class Reader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for descriptor in self._open.values():
+        for path in list(self._open):
+            self.close(path)
+
+    def close(self, path: Path) -> None:
+        """Closes a file, if it is open; a later read opens it again."""
+        with self._lock:
+            descriptor = self._open.pop(path, None)
+        if descriptor is not None:
             os.close(descriptor)
-        self._open.clear()
 
     def read(self, header: Header, name: str) -> torch.Tensor:
         """A new tensor on the CPU with the dtype it has in the file."""
         entry = header.entries[name]
-        tensor = torch.empty(entry.spec.shape, dtype=entry.spec.dtype)
-        self._fill(header, entry, tensor)
+        tensor = empty(entry.spec.shape, entry.spec.dtype or torch.uint8, torch.device("cpu"))
+        self.fill(header, entry.start, memory(tensor))
         return tensor
 
     def read_into(self, header: Header, name: str, out: torch.Tensor) -> None:
@@ -101,21 +114,28 @@ class Reader:
         """
         entry = header.entries[name]
         if out.is_cpu and out.is_contiguous() and out.dtype == entry.spec.dtype:
-            self._fill(header, entry, out)
+            self.fill(header, entry.start, memory(out))
         else:
             out.copy_(self.read(header, name))
 
     def bytes(self, header: Header, start: int, stop: int) -> bytes:
         """A stretch of a file as it is."""
-        out = torch.empty(stop - start, dtype=torch.uint8)
-        self._fill(header, Entry(TensorSpec((stop - start,), torch.uint8), start, stop), out)
-        return out.numpy().tobytes()
+        out = bytearray(stop - start)
+        self.fill(header, start, memoryview(out))
+        return bytes(out)
 
-    def _fill(self, header: Header, entry: Entry, out: torch.Tensor) -> None:
-        descriptor = self._descriptor(header)
-        view, place = memory(out), entry.start
+    def fill(self, header: Header, start: int, view: memoryview) -> None:
+        """Fills `view` with the bytes of a file from `start` on.
+
+        Raises:
+            CheckpointError: the file is shorter than when its header was read, or the disk refuses.
+        """
+        descriptor, place = self._descriptor(header), start
         while view:
-            count = os.preadv(descriptor, [view[: 1 << 30]], place)
+            try:
+                count = os.preadv(descriptor, [view[: 1 << 30]], place)
+            except OSError as error:
+                raise CheckpointError(f"{header.path} cannot be read ({error.strerror}), at byte {place}") from error
             if not count:
                 raise CheckpointError(
                     f"{header.path} was cut short while it was read, at byte {place} of {header.size}"
@@ -123,15 +143,19 @@ class Reader:
             view, place = view[count:], place + count
 
     def _descriptor(self, header: Header) -> int:
-        if header.path not in self._open:
-            descriptor = os.open(header.path, os.O_RDONLY)
-            self._open[header.path] = descriptor
-            size = os.fstat(descriptor).st_size
-            if size != header.size:
-                raise CheckpointError(
-                    f"{header.path} had {header.size} bytes when its header was read, now it has {size}"
-                )
-        return self._open[header.path]
+        with self._lock:
+            if header.path not in self._open:
+                self._open[header.path] = _open_unchanged(header)
+            return self._open[header.path]
+
+
+def _open_unchanged(header: Header) -> int:
+    descriptor = open_file(header.path)
+    size = os.fstat(descriptor).st_size
+    if size != header.size:
+        os.close(descriptor)
+        raise CheckpointError(f"{header.path} had {header.size} bytes when its header was read, now it has {size}")
+    return descriptor
 
 
 def _header(names: list[str], specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> bytes:
@@ -154,9 +178,3 @@ def _dtype(name: str, spec: TensorSpec) -> torch.dtype:
     if spec.dtype not in DTYPE_NAMES:
         raise CheckpointError(f"{name!r} has dtype {spec.dtype}, which a safetensors file cannot hold")
     return spec.dtype
-
-
-def memory(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous CPU tensor, not copied."""
-    # a tensor of one element is contiguous with any stride, which `view` does not accept
-    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
