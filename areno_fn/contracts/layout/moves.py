@@ -183,7 +183,8 @@ def _common_axis(parts: Specs, dim: int, where: str) -> int:
     (first, whole), *others = parts.items()
     axis = _axis(dim, len(whole.shape), where)
     for name, spec in others:
-        if _without(spec.shape, axis) != _without(whole.shape, axis) or spec.dtype != whole.dtype:
+        alike = len(spec.shape) == len(whole.shape) and _without(spec.shape, axis) == _without(whole.shape, axis)
+        if not alike or spec.dtype != whole.dtype:
             raise LayoutError(
                 f"{where} along dimension {axis}: {name!r} is {spec}, "
                 f"which does not continue {first!r}, which is {whole}"
