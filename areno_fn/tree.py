@@ -43,9 +43,12 @@ def leaves_with_path(tree: Tree) -> list[tuple[str, Any]]:
     return [(_dotted(path), leaf) for path, leaf in pytree.tree_flatten_with_path(tree)[0]]
 
 
-def map_with_path(function: Callable[[str, Any], Any], tree: T) -> T:
-    """Like `map` over one tree, passing the dotted path as the first argument."""
-    items, spec = pytree.tree_flatten_with_path(tree)
+def map_with_path(function: Callable[[str, Any], Any], tree: T, *, is_leaf: Callable[[Any], bool] | None = None) -> T:
+    """Like `map` over one tree, passing the dotted path as the first argument.
+
+    Nodes for which `is_leaf` is true are passed whole.
+    """
+    items, spec = pytree.tree_flatten_with_path(tree, is_leaf)
     return pytree.tree_unflatten([function(_dotted(path), leaf) for path, leaf in items], spec)
 
 

@@ -206,6 +206,27 @@ class Phase(Spec, frozen=True, kw_only=True):
     rewards: list[RewardSpec] = []
 
 
+class FullFinetune(Spec, frozen=True, kw_only=True, tag="full", tag_field="kind"):
+    """Every parameter is trained."""
+
+
+class Lora(Spec, frozen=True, kw_only=True, tag="lora", tag_field="kind"):
+    """Low-rank adapters are trained beside weights that stay as they are: W + scale B A, with scale = alpha / rank.
+
+    `targets` are names of linear maps as in the model's files, or the ends of names, for example "q_proj". With
+    `adapter` the run starts from a PEFT folder, which says rank, alpha, targets and rslora itself.
+    """
+
+    rank: Positive = 16
+    alpha: Annotated[float, Meta(gt=0)] = 32.0
+    targets: list[str] = []
+    rslora: bool = False
+    adapter: str = ""
+
+
+FinetuneSpec = FullFinetune | Lora
+
+
 class Checkpoint(Spec, frozen=True, kw_only=True):
     """Resumable checkpoints every `every` steps (0: only at the end of a phase); the newest `keep` stay."""
 
@@ -237,6 +258,7 @@ class RunSpec(Spec, frozen=True, kw_only=True):
     out: str = "out/run"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     model: ScratchModel | HFModel
+    finetune: FinetuneSpec = field(default_factory=FullFinetune)
     tokenizer: ByteTokenizer | HFTokenizer | None = None
     phases: Annotated[list[Phase], Meta(min_length=1)]
     evaluation: Evaluation | None = None

@@ -7,7 +7,7 @@ from typing import Any
 
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.execution import Acquisition, Feedback
-from areno_fn.contracts.spec import COLDEST, GRPO, Phase, RunSpec, Sampling
+from areno_fn.contracts.spec import COLDEST, GRPO, Lora, Phase, RunSpec, Sampling
 from areno_fn.engine.specfile.types import Path, locate, plain_copy
 
 _FLOAT32_MAX = 3.4028234663852886e38
@@ -19,7 +19,12 @@ def check_composition(spec: RunSpec) -> None:
     Raises:
         SpecError: one line per problem, each naming the field.
     """
-    problems = [*_names(spec), *(p for phase in spec.phases for p in _phase(spec, phase)), *_evaluation(spec)]
+    problems = [
+        *_names(spec),
+        *_finetune(spec),
+        *(p for phase in spec.phases for p in _phase(spec, phase)),
+        *_evaluation(spec),
+    ]
     problems += _numbers(plain_copy(spec))
     if problems:
         raise SpecError("\n".join(problems))
@@ -43,6 +48,16 @@ def _names(spec: RunSpec) -> Iterator[str]:
     names = [phase.name for phase in spec.phases]
     for name in sorted({n for n in names if names.count(n) > 1}):
         yield f"phases: two phases are named {name!r}; names must differ"
+
+
+def _finetune(spec: RunSpec) -> Iterator[str]:
+    given = spec.finetune
+    if isinstance(given, Lora) and given.adapter:
+        for name in ("rank", "alpha", "targets", "rslora"):
+            if getattr(given, name) != getattr(Lora(), name):
+                yield f"finetune.{name}: an adapter that is trained on has its own; remove this, or `adapter`"
+    if isinstance(given, Lora) and not all(given.targets):
+        yield "finetune.targets: a name is empty; leave the list empty to adapt every linear map of the layers"
 
 
 def _phase(spec: RunSpec, phase: Phase) -> Iterator[str]:

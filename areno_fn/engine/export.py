@@ -1,4 +1,4 @@
-"""The trained model as a Hugging Face folder."""
+"""The trained model as a Hugging Face folder, and its adapter, if it has one, as a PEFT folder."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from areno_fn.ckpt import hf
 from areno_fn.contracts.spec import HFTokenizer
 from areno_fn.contracts.state import TrainState
+from areno_fn.engine.adapter_files import save_adapter
+from areno_fn.engine.finetune import LoraPlan
 from areno_fn.engine.plan import Plan
+from areno_fn.models.adapters import merge
 from areno_fn.steps.recipes import ACTOR
 from areno_fn.world import tokenizer_export
 
@@ -27,12 +32,23 @@ _TOKENIZER_FILES = (
 )
 
 
+ADAPTER = "adapter"
+"""Name of the PEFT folder beside the exported model."""
+
+
 def export(plan: Plan, state: TrainState, folder: Path) -> Path:
-    """Writes the actor, with the tokenizer that it was trained with and everything else its source folder holds."""
+    """Writes the trained model, with the tokenizer that it was trained with and everything else its source folder holds.
+
+    Adapters are merged into it; they are written by themselves too, into the folder `adapter` beside it.
+    """
     own = _tokenizer_files(plan)
+    params = plan.finetune.view(state.params)
+    if isinstance(plan.finetune, LoraPlan):
+        save_adapter(folder.with_name(ADAPTER), plan.finetune.config, state.params[ACTOR])
+        params = merge(params, lambda path: _written_dtype(plan, path))
     return hf.save(
         folder,
-        state.params[ACTOR],
+        params,
         plan.model.layout,
         plan.model.hf_config if plan.model.folder else _with_end_tokens(plan),
         source=plan.model.folder,
@@ -41,6 +57,13 @@ def export(plan: Plan, state: TrainState, folder: Path) -> Path:
         files=own,
         without=_TOKENIZER_FILES if own else (),
     )
+
+
+def _written_dtype(plan: Plan, path: str) -> torch.dtype:
+    """The dtype that a parameter will have in the file, so that a merged weight is rounded to it once."""
+    model = plan.model
+    stored = torch.float32 if model.folder is None else model.folder.specs[model.layout.sources_of(path)[0]].dtype
+    return hf.converted(stored or torch.float32, plan.spec.export.dtype)
 
 
 def _with_end_tokens(plan: Plan) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 from areno_fn import tree
 from areno_fn.contracts.errors import CheckpointError
 from areno_fn.contracts.identity import RunIdentity, digest
-from areno_fn.contracts.spec import Phase, RunSpec
+from areno_fn.contracts.spec import FullFinetune, Phase, RunSpec
 from areno_fn.engine.model import ModelPlan
 from areno_fn.engine.phases import PhasePlan
 from areno_fn.steps.joins import Stage, stage_name
@@ -23,7 +23,7 @@ _UNSAID = {
     "model": "the configuration of the model",
     "phases": "a loss of one's own, or the end tokens",
     "data": "the rows of the data",
-    "parameters": "the shapes or dtypes of the parameters",
+    "parameters": "the shapes or dtypes of the parameters, or which are trained",
     "optimizers": "the optimizers",
     "seed": "the seed",
 }
@@ -52,9 +52,7 @@ def identity_of(
         model=digest(model.hf_config),
         phases=digest([_settings(spec, "phases", _tied(spec)), named, list(stop)]),
         data=digest([_data(phase) for phase in phases]),
-        parameters=digest(
-            [(path, list(leaf.shape), str(leaf.dtype)) for path, leaf in tree.leaves_with_path(model.shapes())]
-        ),
+        parameters=digest([*_leaves(model), *([] if spec.finetune == FullFinetune() else [spec.finetune])]),
         optimizers=digest(_settings(spec, "optimizers", _tied(spec))),
         seed=spec.seed,
     )
@@ -100,7 +98,7 @@ def _settings(spec: RunSpec, field: str, tied: bool) -> Any:
     elif field == "optimizers":
         parts = {"phases": {phase.name: {"optimizers": phase.optimizers} for phase in spec.phases}}
     elif field in ("family", "model", "parameters"):
-        parts = {"model": spec.model}
+        parts = {"model": spec.model, "finetune": spec.finetune}
     return msgspec.to_builtins(parts)
 
 
@@ -137,6 +135,10 @@ def _differences(before: Any, now: Any, path: str) -> Iterator[str]:
 def _shown(value: Any) -> str:
     text = "absent" if value is None else msgspec.json.encode(value).decode()
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _leaves(model: ModelPlan) -> list[tuple[str, list[int], str]]:
+    return [(path, list(leaf.shape), str(leaf.dtype)) for path, leaf in tree.leaves_with_path(model.shapes())]
 
 
 def _data(phase: PhasePlan) -> str:

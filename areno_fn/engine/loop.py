@@ -23,7 +23,6 @@ from areno_fn.engine.phases import PhasePlan
 from areno_fn.engine.plan import Plan
 from areno_fn.engine.recorder import Judged, Recorder
 from areno_fn.engine.text import completions
-from areno_fn.steps.recipes import ACTOR
 from areno_fn.steps.token.pack import micro_batches
 from areno_fn.world.clock import Stopwatch
 from areno_fn.world.order import batch_rows, next_position
@@ -173,4 +172,4 @@ def _evaluate(plan: Plan, state: TrainState) -> EvaluationResult | None:
     if plan.evaluation is None:
         return None
     key = state.key.fold("evaluation")
-    return evaluate(plan.evaluation, plan.rollout, state.params[ACTOR], plan.tokenizer, key, plan.device)
+    return evaluate(plan.evaluation, plan.rollout, plan.finetune.view(state.params), plan.tokenizer, key, plan.device)

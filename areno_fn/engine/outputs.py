@@ -23,6 +23,7 @@ _OWN = (
     "spec.yaml",
     "tensorboard",
     "export",
+    "adapter",
 )
 
 
@@ -69,7 +70,7 @@ class Outputs:
 
     @property
     def export(self) -> Path:
-        """The trained Hugging Face folder."""
+        """The trained Hugging Face folder; of a run that trains adapters, the PEFT folder `adapter` stands beside it."""
         return self.root / "export"
 
 

@@ -14,6 +14,7 @@ from areno_fn.contracts.policy import TokenPolicy
 from areno_fn.contracts.spec import GRPO, Phase
 from areno_fn.engine.place import at
 from areno_fn.steps import recipes
+from areno_fn.steps.compose import View
 from areno_fn.steps.joins import Stage
 from areno_fn.steps.optimizers.adamw import adamw
 from areno_fn.world.data import read_all
@@ -52,12 +53,18 @@ class PhasePlan:
 
 
 def plan_phase(
-    spec: Phase, policy: TokenPolicy, tokenizer: Tokenizer, stop: tuple[int, ...], loss: Stage | None = None
+    spec: Phase,
+    policy: TokenPolicy,
+    tokenizer: Tokenizer,
+    stop: tuple[int, ...],
+    loss: Stage | None = None,
+    view: View = recipes.actor,
 ) -> PhasePlan:
     """Reads, tokenises and composes one phase.
 
     Args:
         loss: a stage that takes the place of the algorithm's own.
+        view: from the parameters of all roles to what the policy takes.
 
     Raises:
         DataError: a row cannot be used. RewardError: a reward does not import. SpecError: lengths do not fit.
@@ -89,6 +96,7 @@ def plan_phase(
         stop=stop,
         micro_tokens=spec.batch.micro_tokens,
         max_length=spec.batch.max_length,
+        view=view,
     )
     with at(where):
         algorithm = recipes.build(spec.algorithm, materials, loss)

@@ -13,17 +13,17 @@ import torch
 from areno_fn.contracts.batch import Rollout
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.identity import RunIdentity
-from areno_fn.contracts.roles import Role, RoleLayout
+from areno_fn.contracts.roles import RoleLayout
 from areno_fn.contracts.spec import ByteTokenizer, Evaluation, HFModel, HFTokenizer, RunSpec
 from areno_fn.engine.composition import check_composition
 from areno_fn.engine.evaluate import TOTAL, EvaluationPlan
+from areno_fn.engine.finetune import FinetunePlan, plan_finetune
 from areno_fn.engine.identity import identity_of
 from areno_fn.engine.model import ModelPlan, plan_model
 from areno_fn.engine.phases import PhasePlan, plan_phase
 from areno_fn.engine.place import at
 from areno_fn.engine.specfile import check
 from areno_fn.steps.joins import Stage
-from areno_fn.steps.recipes import ACTOR
 from areno_fn.steps.token.rollout import sampler
 from areno_fn.world import tokenizer as tokenizers
 from areno_fn.world.data import read_all
@@ -40,6 +40,7 @@ class Plan:
         spec: what was asked for.
         device: where parameters live.
         model: family, configuration, layout, and the folder the weights come from.
+        finetune: which of its parameters are trained, and how the policy sees them.
         tokenizer: text to tokens and back.
         phases: in order.
         evaluation: None when the run has none.
@@ -51,6 +52,7 @@ class Plan:
     spec: RunSpec
     device: torch.device
     model: ModelPlan
+    finetune: FinetunePlan
     tokenizer: Tokenizer
     phases: tuple[PhasePlan, ...]
     evaluation: EvaluationPlan | None
@@ -76,19 +78,23 @@ def plan(spec: RunSpec, losses: Mapping[str, Stage] | None = None) -> Plan:
     device = _device(spec)
     with at("model"):
         model = plan_model(spec)
+    finetune = plan_finetune(spec, model)
     tokenizer = _tokenizer(spec, model)
     stop = tuple(token for token in tokenizer.eos_ids if token < model.policy.vocab_size)
-    phases = tuple(plan_phase(phase, model.policy, tokenizer, stop, losses.get(phase.name)) for phase in spec.phases)
+    phases = tuple(
+        plan_phase(phase, model.policy, tokenizer, stop, losses.get(phase.name), finetune.view) for phase in spec.phases
+    )
     evaluation = None if spec.evaluation is None else _evaluation(spec.evaluation, model, tokenizer)
     return Plan(
         spec=spec,
         device=device,
         model=model,
+        finetune=finetune,
         tokenizer=tokenizer,
         phases=phases,
         evaluation=evaluation,
         rollout=sampler(model.policy, stop),
-        roles=RoleLayout(roles=(Role(name=ACTOR),)),
+        roles=finetune.roles,
         identity=identity_of(spec, model, phases, losses, stop),
     )
 

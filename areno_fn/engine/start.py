@@ -14,7 +14,6 @@ from areno_fn.contracts.spec import RunSpec
 from areno_fn.contracts.state import Counters, Cursor, TrainState
 from areno_fn.engine import identity
 from areno_fn.engine.plan import Plan
-from areno_fn.steps.recipes import ACTOR
 
 
 def initial_state(plan: Plan, progress: hf.Progress | None = None) -> TrainState:
@@ -24,7 +23,7 @@ def initial_state(plan: Plan, progress: hf.Progress | None = None) -> TrainState
         progress: told of every loaded tensor, up to all that the layout claims.
     """
     key = Key.of(plan.spec.seed)
-    params = {ACTOR: plan.model.load(key.fold("init"), plan.device, progress)}
+    params = plan.finetune.load(key, plan.device, progress)
     plan.roles.check(params)
     return _blank(params, key)
 
@@ -98,7 +97,7 @@ def _like(plan: Plan, at: Cursor) -> TrainState:
 
     Between two phases the optimizer state and the snapshots are still those of the phase before.
     """
-    blank = _blank({ACTOR: plan.model.shapes()}, Key.of(0))
+    blank = _blank(plan.finetune.shapes(), Key.of(0))
     phase = _phase_of(plan, at)
     return blank if phase < 0 else replace(plan.phases[phase].algorithm.begin(blank), cursor=at)
 

@@ -6,6 +6,7 @@ import attrs
 import torch
 
 from areno_fn import random, tree
+from areno_fn.contracts.adapter import Weight
 from areno_fn.contracts.errors import ModelError
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.record import record
@@ -78,7 +79,7 @@ class DecoderConfig:
 
 @record
 class Layer:
-    """Parameters of one layer. Matrices are [out, in], as `torch.nn.functional.linear` takes them.
+    """Parameters of one layer. Matrices are [out, in], as `torch.nn.functional.linear` takes them, and may be adapted.
 
     Attributes:
         attn_norm: [D].
@@ -95,16 +96,16 @@ class Layer:
     """
 
     attn_norm: torch.Tensor
-    qkv: torch.Tensor
+    qkv: Weight
     qkv_bias: torch.Tensor | None = None
     q_norm: torch.Tensor | None = None
     k_norm: torch.Tensor | None = None
-    o: torch.Tensor
+    o: Weight
     o_bias: torch.Tensor | None = None
     mlp_norm: torch.Tensor
-    gate_up: torch.Tensor
+    gate_up: Weight
     gate_up_bias: torch.Tensor | None = None
-    down: torch.Tensor
+    down: Weight
     down_bias: torch.Tensor | None = None
 
 
@@ -122,7 +123,7 @@ class Decoder:
     embed: torch.Tensor
     layers: tuple[Layer, ...]
     norm: torch.Tensor
-    head: torch.Tensor | None = None
+    head: Weight | None = None
 
 
 def shapes(config: DecoderConfig, dtype: torch.dtype = torch.float32) -> Decoder:

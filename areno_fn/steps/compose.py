@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ __all__ = [
     "Objective",
     "Pipeline",
     "Reduce",
+    "View",
     "accumulate",
     "add_sums",
     "alone",
@@ -37,6 +38,9 @@ Objective = Callable[[Any, Any], Sums]
 
 Reduce = Callable[[Any, Sums], tuple[Any, Sums]]
 """Adds the undivided gradient and the sums of all ranks (peaks are maxima); every rank receives the result."""
+
+View = Callable[[Mapping[str, Any]], Any]
+"""`params by role -> ` what the policy takes: one role as it is, or several put together."""
 
 
 class Pipeline:
@@ -97,7 +101,15 @@ def alone(gradient: Any, sums: Sums) -> tuple[Any, Sums]:
     return gradient, sums
 
 
-def accumulate(objective: Objective, *, reduce: Reduce = alone) -> Callable[[Any, Sequence[Any]], tuple[Any, Sums]]:
+def alike(params: Any, frozen: Any) -> Any:
+    """The view of an objective that takes the parameters themselves."""
+    del frozen
+    return params
+
+
+def accumulate(
+    objective: Objective, *, reduce: Reduce = alone, view: Callable[[Any, Any], Any] = alike
+) -> Callable[..., tuple[Any, Sums]]:
     """The gradient of an objective over several micro-batches, exact under any split of the decisions.
 
     It is the gradient of (sum of totals) / (sum of weights): totals are differentiated one micro-batch at a
@@ -108,24 +120,26 @@ def accumulate(objective: Objective, *, reduce: Reduce = alone) -> Callable[[Any
     Args:
         objective: `(params, batch) -> Sums`, annotated so.
         reduce: adds gradients and sums over ranks.
+        view: `(params, frozen) -> ` what the objective takes in the place of `params`.
 
     Returns:
-        A function of parameters and a non-empty sequence of micro-batches, returning the gradient, a tree
-        like the parameters, and the undivided `Sums` of everything.
+        A function of parameters, a non-empty sequence of micro-batches and, for the view, anything frozen. It
+        returns the gradient, a tree like the parameters, and the undivided `Sums` of everything. What is frozen
+        is not differentiated.
 
     Raises:
         JoinError: the objective does not return `Sums`.
     """
     _check_objective(objective)
-    derive = value_and_grad(_with_total_first(objective), has_aux=True)
+    derive = value_and_grad(_with_total_first(objective, view), has_aux=True)
 
-    def gradient_of(params: Any, batches: Sequence[Any]) -> tuple[Any, Sums]:
+    def gradient_of(params: Any, batches: Sequence[Any], frozen: Any = None) -> tuple[Any, Sums]:
         if not batches:
             raise RecordError("accumulate was given no micro-batch; a step needs at least one")
-        (_, sums), slope = derive(params, batches[0])
+        (_, sums), slope = derive(params, batches[0], frozen)
         gradient = [_own(leaf) for leaf in tree.leaves(slope)]
         for batch in batches[1:]:
-            (_, part), slope = derive(params, batch)
+            (_, part), slope = derive(params, batch, frozen)
             torch._foreach_add_(_floating(gradient), _floating(tree.leaves(slope)))
             sums = add_sums(sums, part)
         reduced, sums = reduce(tree.unflatten(params, gradient), sums)
@@ -139,6 +153,7 @@ def train_step(
     optimizer: Optimizer,
     *,
     role: str = "actor",
+    view: View | None = None,
     reduce: Reduce = alone,
     prefix: str = "train",
 ) -> Callable[[TrainState, Sequence[Any]], tuple[TrainState, Metrics]]:
@@ -147,7 +162,9 @@ def train_step(
     Args:
         objective: `(params, batch) -> Sums`.
         optimizer: moves the role's parameters.
-        role: key of `TrainState.params` and `TrainState.optim`; nothing else of them is replaced.
+        role: key of `TrainState.params` and `TrainState.optim`; nothing else of them is replaced, and nothing else is
+            differentiated.
+        view: from `TrainState.params` to what the objective takes; the role's own parameters when omitted.
         reduce: adds gradients and sums over ranks.
         prefix: family of the metric names.
 
@@ -158,10 +175,14 @@ def train_step(
     Raises:
         JoinError: the objective does not return `Sums`.
     """
-    gradient_of = accumulate(objective, reduce=reduce)
+
+    def seen(params: Any, frozen: Mapping[str, Any]) -> Any:
+        return params if view is None else view({**frozen, role: params})
+
+    gradient_of = accumulate(objective, reduce=reduce, view=seen)
 
     def step(state: TrainState, batches: Sequence[Any]) -> tuple[TrainState, Metrics]:
-        gradient, sums = gradient_of(state.params[role], batches)
+        gradient, sums = gradient_of(state.params[role], batches, state.params)
         params, optim, stats = optimizer.apply(gradient, state.optim[role], state.params[role])
         moved = replace(
             state,
@@ -183,9 +204,11 @@ def _check_objective(objective: Objective) -> None:
         )
 
 
-def _with_total_first(objective: Objective) -> Callable[[Any, Any], tuple[torch.Tensor, Sums]]:
-    def run(params: Any, batch: Any) -> tuple[torch.Tensor, Sums]:
-        sums = objective(params, batch)
+def _with_total_first(
+    objective: Objective, view: Callable[[Any, Any], Any]
+) -> Callable[[Any, Any, Any], tuple[torch.Tensor, Sums]]:
+    def run(params: Any, batch: Any, frozen: Any) -> tuple[torch.Tensor, Sums]:
+        sums = objective(view(params, frozen), batch)
         if not isinstance(sums, Sums):
             raise JoinError(
                 f"{stage_name(objective)} is declared to return Sums, but returned {show(type(sums))}; "

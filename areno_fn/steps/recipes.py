@@ -6,7 +6,7 @@ metrics. What has effects (drawing rows, asking rewards, writing files) happens 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -20,7 +20,7 @@ from areno_fn.contracts.record import replace
 from areno_fn.contracts.spec import GRPO, SFT, AlgorithmSpec, Sampling
 from areno_fn.contracts.state import TrainState
 from areno_fn.steps.advantages import group_advantages
-from areno_fn.steps.compose import pipeline, train_step
+from areno_fn.steps.compose import View, pipeline, train_step
 from areno_fn.steps.joins import Stage
 from areno_fn.steps.objectives.clipped import clipped
 from areno_fn.steps.objectives.cross_entropy import cross_entropy
@@ -31,6 +31,11 @@ from areno_fn.steps.token.score import act, reference_logp, score
 
 ACTOR = "actor"
 REFERENCE = "reference"
+
+
+def actor(params: Mapping[str, Any]) -> Any:
+    """The view of a run that trains all parameters: those of the actor, as they are."""
+    return params[ACTOR]
 
 
 @attrs.frozen(kw_only=True)
@@ -44,6 +49,7 @@ class Materials:
         micro_tokens: token budget of a micro-batch.
         max_length: longest training row, the length that "constant_length" divides by where no other is given.
         max_rows: most sequences decoded at once.
+        view: from the parameters of all roles to what the policy takes; rollouts, training and the reference use it.
     """
 
     policy: TokenPolicy
@@ -52,6 +58,7 @@ class Materials:
     micro_tokens: int = 8192
     max_length: int = 1024
     max_rows: int = 1024
+    view: View = actor
 
 
 @attrs.frozen(kw_only=True)
@@ -78,7 +85,7 @@ def sft(spec: SFT, materials: Materials, loss: Stage | None = None) -> Algorithm
     """
     loss = loss or cross_entropy(spec.aggregation, constant=float(materials.max_length))
     objective = pipeline(score(materials.policy, Sampling()), loss)
-    update = train_step(objective, materials.optimizer, role=ACTOR)
+    update = train_step(objective, materials.optimizer, role=ACTOR, view=materials.view)
 
     def step(state: TrainState, batch: tuple[PackedTokens, ...]) -> tuple[TrainState, Metrics]:
         return update(state, batch)
@@ -96,16 +103,16 @@ def grpo(spec: GRPO, materials: Materials, loss: Stage | None = None) -> Algorit
     Args:
         loss: a stage `Actions -> Sums` instead of the clipped surrogate.
     """
-    policy, keep_reference = materials.policy, spec.kl_coef > 0
+    policy, view, keep_reference = materials.policy, materials.view, spec.kl_coef > 0
     rollout = sampler(policy, materials.stop)
     objective = pipeline(act(policy, spec.sampling), loss or _surrogate(spec))
-    update = train_step(objective, materials.optimizer, role=ACTOR)
+    update = train_step(objective, materials.optimizer, role=ACTOR, view=materials.view)
     refer = reference_logp(policy, spec.sampling)
 
     def sample(state: TrainState, prompts: Prompts) -> Rollout:
         key = state.key.fold("rollout").fold(state.counters.rollout_iteration)
         return rollout(
-            state.params[ACTOR], prompts, key, spec.sampling, samples=spec.samples, max_rows=materials.max_rows
+            view(state.params), prompts, key, spec.sampling, samples=spec.samples, max_rows=materials.max_rows
         )
 
     def step(state: TrainState, batch: JudgedRollout) -> tuple[TrainState, Metrics]:
@@ -122,7 +129,8 @@ def grpo(spec: GRPO, materials: Materials, loss: Stage | None = None) -> Algorit
                     mask_truncated=spec.mask_truncated,
                 )
                 if keep_reference:
-                    micro = tuple(with_reference(m, refer(state.snapshots[REFERENCE], m.packed)) for m in micro)
+                    start = view({**state.params, ACTOR: state.snapshots[REFERENCE]})
+                    micro = tuple(with_reference(m, refer(start, m.packed)) for m in micro)
                 state, metrics = update(state, micro)
                 reported.append(metrics)
         state = replace(state, counters=state.counters.advance_cycle(CycleUnit.ROLLOUT_ITERATION))

@@ -33,7 +33,10 @@ def read(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> RunSpec
     source = Path(path)
     suffix = format_of(source)
     raw = decode(_bytes(source), source)
-    places = [(set_option.apply(raw, override), f"--set {override}") for override in overrides]
+    places = []
+    for override in overrides:
+        _spell_out(raw)
+        places.append((set_option.apply(raw, override), f"--set {override}"))
     return _convert(raw, str(source), suffix, places)
 
 
@@ -99,6 +102,7 @@ def _reason(error: OSError) -> str:
 
 
 def _convert(raw: dict[str, Any], where: str, suffix: str, places: list[tuple[Place, str]]) -> RunSpec:
+    _spell_out(raw)
     version = raw.get("version", 1)
     readable = fields(root())["version"].values  # type: ignore[attr-defined]
     if type(version) is int and version > max(readable):
@@ -108,6 +112,12 @@ def _convert(raw: dict[str, Any], where: str, suffix: str, places: list[tuple[Pl
     except msgspec.ValidationError as error:
         place, sentence = explain(str(error), raw, suffix)
         raise SpecError(f"{_blame(where, place, places)}: {sentence}") from None
+
+
+def _spell_out(raw: dict[str, Any]) -> None:
+    """Puts a table where its kind alone may stand: `finetune = "lora"`."""
+    if isinstance(raw.get("finetune"), str):
+        raw["finetune"] = {"kind": raw["finetune"]}
 
 
 def _blame(where: str, place: Place, places: list[tuple[Place, str]]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from areno_fn.contracts import spec
+from areno_fn.engine.specfile.types import fields, root, structs
 
 MEANINGS: dict[str, dict[str, str]] = {
     "RunSpec": {
@@ -16,6 +17,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "out": "folder for results; --out overrides it",
         "device": "auto takes a GPU where there is one",
         "model": "what is trained",
+        "finetune": 'all of it, or adapters beside it; `finetune = "lora"` takes the defaults',
         "tokenizer": "when absent, that of the model's folder",
         "phases": "run in this order on one state",
         "evaluation": "when absent, nothing is evaluated",
@@ -106,6 +108,13 @@ MEANINGS: dict[str, dict[str, str]] = {
         "optimizers": "one for each trained role",
         "rewards": "what samples are judged by, summed by weight",
     },
+    "Lora": {
+        "rank": "of the change of each weight",
+        "alpha": "the change counts alpha / rank",
+        "targets": "linear maps that get an adapter; when empty, all of the layers",
+        "rslora": "the change counts alpha / sqrt(rank) instead",
+        "adapter": "PEFT folder to start from; when empty, a new adapter",
+    },
     "Checkpoint": {"every": "steps between checkpoints; 0 only at the end of a phase", "keep": "newest ones that stay"},
     "Export": {"dtype": "source keeps that of the model read", "shard_bytes": "largest weight file"},
     "Log": {
@@ -127,4 +136,6 @@ def schema() -> dict[str, Any]:
     for name, table in whole["$defs"].items():
         for field, words in MEANINGS.get(name, {}).items():
             table["properties"][field]["description"] = words
+    kinds = [info.tag for info in structs(fields(root())["finetune"])]
+    whole["$defs"]["RunSpec"]["properties"]["finetune"]["anyOf"].append({"enum": kinds})
     return whole

@@ -49,12 +49,24 @@ def decision_log_probs(
     if targets.shape[0] <= rows:
         return log_probs(policy.logits(params, hidden), targets, sampling, kept)
     leaves, structure = pytree.tree_flatten(params)
+    moving = [i for i, x in enumerate(leaves) if _may_move(x)]
 
     def head(h: torch.Tensor, t: torch.Tensor, n: torch.Tensor | None, values: list[Any]) -> _Pair:
-        return log_probs(policy.logits(pytree.tree_unflatten(values, structure), h), t, sampling, n)
+        full = list(leaves)
+        for i, value in zip(moving, values, strict=True):
+            full[i] = value
+        return log_probs(policy.logits(pytree.tree_unflatten(full, structure), h), t, sampling, n)
 
-    logp, entropy = _by_chunks(head, rows, hidden, targets, kept, *leaves)
+    logp, entropy = _by_chunks(head, rows, hidden, targets, kept, *(leaves[i] for i in moving))
     return logp, entropy
+
+
+def _may_move(leaf: Any) -> bool:
+    """Whether a leaf may need a gradient. One that is frozen needs none, and a head is too large to make one in vain.
+
+    Under `torch.compile` the arguments of torch.func.vjp are not marked, so there any leaf may.
+    """
+    return torch.compiler.is_compiling() or (isinstance(leaf, torch.Tensor) and leaf.requires_grad)
 
 
 def _split(rows: int, *values: torch.Tensor | None) -> list[tuple[Any, ...]]:

@@ -1,0 +1,118 @@
+"""What of a model is trained: all of it, or adapters beside it. Roles, their parameters, and what the policy sees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import torch
+
+from areno_fn.ckpt import hf
+from areno_fn.ckpt.peft import AdapterConfig
+from areno_fn.contracts.key import Key
+from areno_fn.contracts.roles import Role, RoleLayout
+from areno_fn.contracts.spec import HFModel, Lora, RunSpec
+from areno_fn.engine.adapter_files import load_adapter, plan_adapter
+from areno_fn.engine.model import ModelPlan
+from areno_fn.engine.place import at
+from areno_fn.models import adapters
+from areno_fn.models.adapter_sites import Site, chosen, shortest_targets, sites_of
+from areno_fn.steps.recipes import ACTOR, actor
+
+BASE = "base"
+"""The role of the frozen parameters beside adapters."""
+
+
+@attrs.frozen(kw_only=True)
+class FullPlan:
+    """Every parameter is trained: the actor is the whole model."""
+
+    model: ModelPlan
+
+    @property
+    def roles(self) -> RoleLayout:
+        """The actor alone."""
+        return RoleLayout(roles=(Role(name=ACTOR),))
+
+    def shapes(self) -> dict[str, Any]:
+        """The parameters of each role as meta tensors."""
+        return {ACTOR: self.model.shapes()}
+
+    def load(self, key: Key, device: torch.device, progress: hf.Progress | None = None) -> dict[str, Any]:
+        """The parameters of each role: read, or drawn with the run's key."""
+        return {ACTOR: self.model.load(key.fold("init"), device, progress)}
+
+    def view(self, params: Mapping[str, Any]) -> Any:
+        """What the policy takes."""
+        return actor(params)
+
+
+@attrs.frozen(kw_only=True)
+class LoraPlan:
+    """Adapters are trained: they are the actor, and the model is the base, which no optimizer knows.
+
+    Attributes:
+        model: the model.
+        sites: where it is adapted.
+        config: ranks and scales, as PEFT says them.
+        folder: the PEFT folder that the run starts from; empty for new adapters.
+    """
+
+    model: ModelPlan
+    sites: tuple[Site, ...]
+    config: AdapterConfig
+    folder: str = ""
+
+    @property
+    def roles(self) -> RoleLayout:
+        """The adapters as actor, and the base."""
+        return RoleLayout(roles=(Role(name=ACTOR), Role(name=BASE, trainable=False)))
+
+    def shapes(self) -> dict[str, Any]:
+        """The parameters of each role as meta tensors."""
+        return {ACTOR: self._adapters(), BASE: self.model.shapes()}
+
+    def load(self, key: Key, device: torch.device, progress: hf.Progress | None = None) -> dict[str, Any]:
+        """The parameters of each role: read, or drawn with the run's key."""
+        base = self.model.load(key.fold("init"), device, progress)
+        if self.folder:
+            return {ACTOR: load_adapter(self.folder, self._adapters(), device), BASE: base}
+        return {ACTOR: adapters.init(self._adapters(), key.fold("adapters"), device), BASE: base}
+
+    def view(self, params: Mapping[str, Any]) -> Any:
+        """What the policy takes: the base, adapted."""
+        return adapters.adapt(params[BASE], params[ACTOR], self.sites)
+
+    def _adapters(self) -> adapters.Adapters:
+        return adapters.shapes(self.sites, self.config.rank, self.config.scale)
+
+
+FinetunePlan = FullPlan | LoraPlan
+
+
+def plan_finetune(spec: RunSpec, model: ModelPlan) -> FinetunePlan:
+    """Which parameters a run trains.
+
+    Raises:
+        ModelError: a target names nothing that can be adapted.
+        CheckpointError: the adapter to start from is damaged, or does not belong to the model.
+    """
+    if not isinstance(spec.finetune, Lora):
+        return FullPlan(model=model)
+    if spec.finetune.adapter:
+        with at("finetune.adapter"):
+            every = {site.module: site for site in sites_of(model.layout)}
+            config, sites = plan_adapter(spec.finetune.adapter, every)
+        return LoraPlan(model=model, sites=sites, config=config, folder=spec.finetune.adapter)
+    with at("finetune.targets"):
+        sites = chosen(model.layout, spec.finetune.targets)
+    config = AdapterConfig(
+        r=spec.finetune.rank,
+        lora_alpha=spec.finetune.alpha,
+        target_modules=tuple(spec.finetune.targets) or shortest_targets(sites, model.layout),
+        use_rslora=spec.finetune.rslora,
+        base_model_name_or_path=spec.model.path if isinstance(spec.model, HFModel) else None,
+        task_type="CAUSAL_LM",
+    )
+    return LoraPlan(model=model, sites=sites, config=config)
