@@ -1,20 +1,17 @@
 """How the tensors of a Hugging Face file become the parameters of the dense decoder: the part the families share.
 
-A family declares a table of `Row`s in its `checkpoint.py`; `decoder_layout` reads it.
+A family declares a table of rows in its `checkpoint.py`; `decoder_table` reads it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Protocol
 
-import attrs
-
-from areno_fn.contracts.layout import Iso, TensorSpec, concat, product, rename, tie
+from areno_fn.models.table import HEAD, Row, Section, Size, Table, chosen, row
 
 EMBED = "model.embed_tokens.weight"
-HEAD = "lm_head.weight"
-LAYER = "model.layers.{}."
+END = (row("norm", "", "", "norm.weight hidden"),)
 
 
 class DecoderShape(Protocol):
@@ -61,74 +58,28 @@ class DecoderShape(Protocol):
         ...
 
 
-@attrs.frozen
-class Row:
-    """One leaf of a layer.
-
-    Attributes:
-        leaf: field of the layer's record.
-        columns: size of the second dimension by its name in `sizes`; empty for a vector.
-        parts: names in the file within the layer, in the order in which they are laid, each with its rows.
-        when: flag of the configuration without which the leaf does not exist; empty: always.
-    """
-
-    leaf: str
-    columns: str
-    parts: tuple[tuple[str, str], ...]
-    when: str = ""
-
-
-def row(leaf: str, columns: str, *parts: str, when: str = "") -> Row:
-    """A `Row` as a line of a table; a part is written "name rows"."""
-    pairs = (part.split() for part in parts)
-    return Row(leaf, columns, tuple((name, rows) for name, rows in pairs), when)
-
-
-def decoder_layout(config: DecoderShape, rows: Iterable[Row], *, head_in_file: bool) -> Iso:
-    """From the names in a file to the paths of a `Decoder`.
-
-    The head follows the file: without `lm_head.weight` the embedding serves as the head, whatever the
-    configuration says, so that no head is ever left random; with it, it is a leaf of its own, unless the
-    configuration ties it: then both tensors are one leaf, must be equal, and are both written back.
+def decoder_table(config: DecoderShape, rows: Iterable[Row], names: Collection[str] | None = None) -> Table:
+    """The table of a model, from the names in a file to the paths of a `Decoder`.
 
     Args:
         config: the model.
         rows: the leaves of a layer.
-        head_in_file: the file has, or is to have, a tensor `lm_head.weight`.
+        names: the tensors in the file; those that transformers writes, when None.
     """
-    size = sizes(config)
-    table = [r for r in rows if not r.when or getattr(config, r.when)]
-    ends = [rename("model.norm.weight", "norm", _spec(size, "hidden", ""))]
-    vocabulary = _spec(size, "vocab", "hidden")
-    if head_in_file and config.tie_embeddings:
-        ends.append(tie("embed", (EMBED, HEAD), vocabulary))
-    else:
-        ends.append(rename(EMBED, "embed", vocabulary))
-        if head_in_file:
-            ends.append(rename(HEAD, "head", vocabulary))
-    return product([*ends, *(_leaf(size, r, number) for number in range(config.num_layers) for r in table)])
+    if names is None:
+        names = (EMBED,) if config.tie_embeddings else (EMBED, HEAD)
+    size, present = sizes(config), chosen(config, rows)
+    layers = (Section(f"model.layers.{i}.", f"layers.{i}.", present, size) for i in range(config.num_layers))
+    ends = Section("model.", "", END, size)
+    return Table((ends, *layers), EMBED, (config.vocab_size, config.hidden_size), names, config.tie_embeddings)
 
 
-def sizes(config: DecoderShape) -> dict[str, int]:
+def sizes(config: DecoderShape) -> dict[str, Size | int]:
     """The sizes that a table names."""
     return {
-        "vocab": config.vocab_size,
         "hidden": config.hidden_size,
         "inner": config.intermediate_size,
-        "q": config.num_heads * config.head_dim,
-        "kv": config.num_kv_heads * config.head_dim,
+        "q": Size(config.num_heads * config.head_dim, config.num_heads),
+        "kv": Size(config.num_kv_heads * config.head_dim, config.num_kv_heads, copied=True),
         "head": config.head_dim,
     }
-
-
-def _leaf(size: dict[str, int], r: Row, number: int) -> Iso:
-    parts = {LAYER.format(number) + name: _spec(size, rows, r.columns) for name, rows in r.parts}
-    target = f"layers.{number}.{r.leaf}"
-    if len(parts) > 1:
-        return concat(parts, target)
-    ((name, spec),) = parts.items()
-    return rename(name, target, spec)
-
-
-def _spec(size: dict[str, int], rows: str, columns: str) -> TensorSpec:
-    return TensorSpec((size[rows], size[columns]) if columns else (size[rows],))
