@@ -1,4 +1,4 @@
-"""Adapters: low-rank parts that are trained beside a weight which stays as it is (LoRA, arXiv 2106.09685)."""
+"""Adapters: low-rank changes that are trained beside a weight which stays as it is (LoRA, arXiv 2106.09685)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from areno_fn.contracts.record import record, shown, static
 
 @record
 class LowRank:
-    """A change of a weight, scale * B A, of rank r at most.
+    """The adapter of one linear map: a change of its weight, scale * B A, of rank r at most.
 
     Attributes:
         a: [r, D], floating.
@@ -25,47 +25,44 @@ class LowRank:
     scale: float = static()
 
     def __check__(self) -> None:
-        fits = self.a.ndim == self.b.ndim == 2 and self.a.shape[0] == self.b.shape[1]
-        if not fits or self.a.dtype != self.b.dtype or not self.a.is_floating_point():
-            raise RecordError(
-                f"LowRank: a must be [r, D] and b [E, r] of one floating dtype, received {shown(self.a)} and {shown(self.b)}"
-            )
+        _require_low_rank("LowRank", self.a, self.b)
         if not math.isfinite(self.scale):
             raise RecordError(f"LowRank.scale must be a finite number, received {self.scale}")
 
 
 @record
 class Adapted:
-    """Stands in a parameter tree where a linear map's weight stands: the weight, and changes of some of its rows.
+    """Stands in a parameter tree where a linear map's weight stands: `weight + b a`, never multiplied out.
 
-    A fused weight (q, k and v; gate and up) has a part for each of those that are adapted.
+    A fused weight (q, k and v; gate and up) has the adapters of all that it holds in one: their A stand in `a` one
+    below the other, and their scaled B in `b` along the diagonal, with zeros elsewhere.
 
     Attributes:
         weight: [E, D], not trained.
-        parts: the changes, in the order of their rows.
-        starts: for each part, the first row of `weight` that it changes.
+        a: [R, D], floating.
+        b: [E, R], of the same dtype.
     """
 
     weight: torch.Tensor
-    parts: tuple[LowRank, ...]
-    starts: tuple[int, ...] = static()
+    a: torch.Tensor
+    b: torch.Tensor
 
     def __check__(self) -> None:
-        if self.weight.ndim != 2 or len(self.parts) != len(self.starts):
+        _require_low_rank("Adapted", self.a, self.b)
+        if self.weight.shape != (self.b.shape[0], self.a.shape[1]):
             raise RecordError(
-                f"Adapted: weight must be [E, D] with a start for each part, received {shown(self.weight)}, "
-                f"{len(self.parts)} parts and {len(self.starts)} starts"
+                f"Adapted: the product of b {shown(self.b)} and a {shown(self.a)} must have the shape of the weight "
+                f"{shown(self.weight)}"
             )
-        free = 0
-        for part, start in zip(self.parts, self.starts, strict=True):
-            end = start + part.b.shape[0]
-            if start < free or end > self.weight.shape[0] or part.a.shape[1] != self.weight.shape[1]:
-                raise RecordError(
-                    f"Adapted: a part with a {shown(part.a)} and b {shown(part.b)} does not fit at row {start} of a weight "
-                    f"{shown(self.weight)} whose first {free} rows are taken"
-                )
-            free = end
 
 
 Weight = torch.Tensor | Adapted
 """What a linear map multiplies with, [E, D]."""
+
+
+def _require_low_rank(what: str, a: torch.Tensor, b: torch.Tensor) -> None:
+    fits = a.ndim == b.ndim == 2 and a.shape[0] == b.shape[1]
+    if not fits or a.dtype != b.dtype or not a.is_floating_point():
+        raise RecordError(
+            f"{what}: a must be [r, D] and b [E, r] of one floating dtype, received {shown(a)} and {shown(b)}"
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from areno_fn.contracts.state import TrainState
 from areno_fn.engine.adapter_files import save_adapter
 from areno_fn.engine.finetune import LoraPlan
 from areno_fn.engine.plan import Plan
-from areno_fn.models.adapters import merge
 from areno_fn.steps.recipes import ACTOR
 from areno_fn.world import tokenizer_export
 
@@ -42,13 +42,11 @@ def export(plan: Plan, state: TrainState, folder: Path) -> Path:
     Adapters are merged into it; they are written by themselves too, into the folder `adapter` beside it.
     """
     own = _tokenizer_files(plan)
-    params = plan.finetune.view(state.params)
     if isinstance(plan.finetune, LoraPlan):
         save_adapter(folder.with_name(ADAPTER), plan.finetune.config, state.params[ACTOR])
-        params = merge(params, lambda path: _written_dtype(plan, path))
     return hf.save(
         folder,
-        params,
+        plan.finetune.merged(state.params, partial(_written_dtype, plan)),
         plan.model.layout,
         plan.model.hf_config if plan.model.folder else _with_end_tokens(plan),
         source=plan.model.folder,

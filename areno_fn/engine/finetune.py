@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -47,6 +47,11 @@ class FullPlan:
         """What the policy takes."""
         return actor(params)
 
+    def merged(self, params: Mapping[str, Any], dtype: Callable[[str], torch.dtype]) -> Any:
+        """The trained model as one parameter tree."""
+        del dtype
+        return actor(params)
+
 
 @attrs.frozen(kw_only=True)
 class LoraPlan:
@@ -83,6 +88,11 @@ class LoraPlan:
     def view(self, params: Mapping[str, Any]) -> Any:
         """What the policy takes: the base, adapted."""
         return adapters.adapt(params[BASE], params[ACTOR], self.sites)
+
+    def merged(self, params: Mapping[str, Any], dtype: Callable[[str], torch.dtype]) -> Any:
+        """The trained model as one parameter tree; adapted weights are rounded once, to the dtype of their path."""
+        own = next(iter(params[ACTOR].values())).a.dtype
+        return adapters.merge(adapters.adapt(params[BASE], params[ACTOR], self.sites, own), dtype)
 
     def _adapters(self) -> adapters.Adapters:
         return adapters.shapes(self.sites, self.config.rank, self.config.scale)

@@ -12,7 +12,7 @@ from msgspec.structs import asdict
 
 from areno_fn import tree
 from areno_fn.contracts.errors import CheckpointError
-from areno_fn.contracts.identity import RunIdentity, digest
+from areno_fn.contracts.identity import RunIdentity, digest, way_out
 from areno_fn.contracts.spec import FullFinetune, Phase, RunSpec
 from areno_fn.engine.model import ModelPlan
 from areno_fn.engine.phases import PhasePlan
@@ -59,7 +59,12 @@ def identity_of(
 
 
 def require_same_run(
-    now: RunIdentity, spec: RunSpec, saved: RunIdentity, saved_spec: RunSpec | None, where: str
+    now: RunIdentity,
+    spec: RunSpec,
+    saved: RunIdentity,
+    saved_spec: RunSpec | None,
+    where: str,
+    accept: Sequence[str] = (),
 ) -> None:
     """Refuses to continue another run, naming the fields of the specification that differ.
 
@@ -67,17 +72,19 @@ def require_same_run(
         now: identity of the run that wants to continue, and `spec`, what it was asked for.
         saved: identity of the checkpoint, and `saved_spec`, what its run was asked for, where that is still known.
         where: the checkpoint.
+        accept: fields of the identity that may differ.
 
     Raises:
-        CheckpointError: the identities differ.
+        CheckpointError: the identities differ in another field.
+        SpecError: a field that cannot be accepted.
     """
-    fields = now.differences(saved)
+    fields = now.refused(saved, accept)
     if not fields:
         return
     changed = [] if saved_spec is None else [c for field in fields for c in _changes(saved_spec, spec, field)]
     unsaid = " and ".join(_UNSAID[field] for field in fields)
     shown = "; ".join(dict.fromkeys(changed)) or f"{unsaid} changed"
-    raise CheckpointError(f"{where} belongs to another run: {shown}; resume with the specification it was started with")
+    raise CheckpointError(f"{where} belongs to another run: {shown}; {way_out(fields)}")
 
 
 def _settings(spec: RunSpec, field: str, tied: bool) -> Any:

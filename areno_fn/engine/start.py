@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from areno_fn.ckpt import hf
-from areno_fn.ckpt.resume import load_state, read_manifest
+from areno_fn.ckpt.manifest import read_manifest
+from areno_fn.ckpt.resume import load_state
 from areno_fn.contracts.errors import CheckpointError, SpecError
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.record import field_names, replace
@@ -14,6 +15,7 @@ from areno_fn.contracts.spec import RunSpec
 from areno_fn.contracts.state import Counters, Cursor, TrainState
 from areno_fn.engine import identity
 from areno_fn.engine.plan import Plan
+from areno_fn.world.order import batches_per_epoch
 
 
 def initial_state(plan: Plan, progress: hf.Progress | None = None) -> TrainState:
@@ -28,33 +30,53 @@ def initial_state(plan: Plan, progress: hf.Progress | None = None) -> TrainState
     return _blank(params, key)
 
 
-def require_same_run(plan: Plan, checkpoint: Path, recorded: RunSpec | None) -> None:
+def require_same_run(
+    plan: Plan, checkpoint: Path, recorded: RunSpec | None, accept: Sequence[str] = ()
+) -> tuple[str, ...]:
     """Refuses to continue another run, or a phase that has become shorter than what is done of it.
 
     Args:
         checkpoint: a folder of resumable state; only its manifest is read.
         recorded: the specification its run was started with, where that is still known.
+        accept: fields of the identity that may differ.
+
+    Returns:
+        Those of them in which the runs differ.
 
     Raises:
         CheckpointError: it is damaged, or belongs to another run; names the fields of the specification that differ.
-        SpecError: the last phase has been cut too short.
+        SpecError: a phase has been cut too short, or a change cannot be accepted.
     """
     manifest = read_manifest(checkpoint)
-    identity.require_same_run(plan.identity, plan.spec, manifest.identity, recorded, str(checkpoint))
-    _require_length(plan, _cursor(manifest.values.scalars, checkpoint))
+    identity.require_same_run(plan.identity, plan.spec, manifest.identity, recorded, str(checkpoint), accept)
+    at = _cursor(manifest.values.scalars, checkpoint)
+    accepted = tuple(plan.identity.differences(manifest.identity))
+    if "phases" in accepted:
+        _require_phases(plan, at, recorded)
+    _require_length(plan, _placed(plan, at, recorded, accepted))
+    return accepted
 
 
-def resumed_state(plan: Plan, checkpoint: Path) -> TrainState:
+def resumed_state(
+    plan: Plan, checkpoint: Path, recorded: RunSpec | None = None, accepted: Sequence[str] = ()
+) -> TrainState:
     """Reads a checkpoint of this run, bit for bit.
 
     A complete run whose last phase has become longer goes on in it.
 
+    Args:
+        recorded: the specification its run was started with, where that is still known.
+        accepted: what `require_same_run` returned; see `areno_fn.contracts.identity.ACCEPTABLE` for what follows.
+
     Raises:
         CheckpointError: it is damaged, or belongs to another run.
     """
-    at = _cursor(read_manifest(checkpoint).values.scalars, checkpoint)
-    state = load_state(checkpoint, _like(plan, at), plan.identity, plan.device)
-    return replace(state, cursor=_reopened(plan, at))
+    at = _placed(plan, _cursor(read_manifest(checkpoint).values.scalars, checkpoint), recorded, accepted)
+    state = load_state(
+        checkpoint, _like(plan, at), plan.identity, plan.device, roles=plan.roles, accept=tuple(accepted)
+    )
+    key = Key.of(plan.spec.seed) if "seed" in accepted else state.key
+    return replace(state, key=key, cursor=_reopened(plan, at))
 
 
 def _cursor(saved: Mapping[str, object], checkpoint: Path) -> Cursor:
@@ -69,10 +91,36 @@ def _cursor(saved: Mapping[str, object], checkpoint: Path) -> Cursor:
     return Cursor(**place)
 
 
+def _require_phases(plan: Plan, at: Cursor, recorded: RunSpec | None) -> None:
+    """Phases that are done, or in which the run stands, keep their names and places; others may come and go."""
+    if recorded is None:
+        raise SpecError(
+            "accept: 'phases' cannot be accepted without the spec.yaml of the run, which says in which phase it stands"
+        )
+    before = [phase.name for phase in recorded.phases[: at.phase + 1]]
+    now = [phase.name for phase in plan.spec.phases[: len(before)]]
+    if now != before:
+        raise SpecError(
+            f"accept: the run has begun the phases {', '.join(before)}, and they would now be {', '.join(now)}; "
+            f"only phases behind them may be added, removed or renamed"
+        )
+
+
+def _placed(plan: Plan, at: Cursor, recorded: RunSpec | None, accepted: Sequence[str]) -> Cursor:
+    """Where a state saved at `at` stands in this run, of which the accepted fields have changed."""
+    if "phases" in accepted and recorded is not None and len(recorded.phases) <= at.phase < len(plan.phases):
+        return Cursor(phase=at.phase, total=at.total)  # a complete run has got another phase
+    if at.phase >= len(plan.phases) or not {"data", "phases"} & set(accepted):
+        return at
+    phase = plan.phases[at.phase]
+    there = at.batch < batches_per_epoch(phase.size, phase.spec.batch.rows)
+    return at if there else replace(at, epoch=at.epoch + 1, batch=0)
+
+
 def _require_length(plan: Plan, at: Cursor) -> None:
-    """Only the last phase may change its length; the length of the others is part of the identity."""
-    phase = plan.phases[-1]
-    if at.phase >= len(plan.phases) - 1 and at.step > phase.steps:
+    """A phase may become shorter, but not than what is done of it."""
+    phase = plan.phases[min(at.phase, len(plan.phases) - 1)]
+    if at.step > phase.steps:
         raise SpecError(
             f"phases.{phase.spec.name}: {at.step} of its steps are done, so it cannot be cut to {phase.steps}; "
             f"ask for at least {at.step}"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 
 from areno_fn import random, tree
 from areno_fn.contracts.adapter import Adapted, LowRank
@@ -68,13 +69,14 @@ def init(like: Adapters, key: Key, device: torch.device | str = "cpu") -> Adapte
     return {module: start(module, part) for module, part in like.items()}
 
 
-def adapt(base: T, adapters: Mapping[str, LowRank], sites: Sequence[Site]) -> T:
-    """The parameters with an `Adapted` in the place of every weight that has adapters; nothing is copied.
+def adapt(base: T, adapters: Mapping[str, LowRank], sites: Sequence[Site], dtype: torch.dtype | None = None) -> T:
+    """The parameters with an `Adapted` in the place of every weight that has adapters; no weight is copied.
 
     Args:
         base: the parameter tree of the model.
         adapters: one for each site.
         sites: where they belong.
+        dtype: of the changes; that of the weight when omitted, in which a policy multiplies with them.
 
     Raises:
         ModelError: adapters and sites do not go together.
@@ -85,24 +87,37 @@ def adapt(base: T, adapters: Mapping[str, LowRank], sites: Sequence[Site]) -> T:
             f"adapters and sites must be of the same modules, but one of them lacks {', '.join(differing)}"
         )
     places: dict[str, list[Site]] = {}
-    for site in sites:
+    for site in sorted(sites, key=lambda site: site.start):
         places.setdefault(site.leaf, []).append(site)
 
     def stand(path: str, leaf: Any) -> Any:
         if path not in places:
             return leaf
-        here = sorted(places[path], key=lambda site: site.start)
-        return Adapted(
-            weight=leaf,
-            parts=tuple(adapters[site.module] for site in here),
-            starts=tuple(site.start for site in here),
-        )
+        parts = [adapters[site.module] for site in places[path]]
+        kind = leaf.dtype if dtype is None else dtype
+        a = parts[0].a if len(parts) == 1 else torch.cat([part.a for part in parts])
+        b = _diagonal(parts, [site.start for site in places[path]], leaf.shape[0])
+        return Adapted(weight=leaf, a=a.to(kind), b=b.to(kind))
 
     return tree.map_with_path(stand, base)
 
 
+def _diagonal(parts: Sequence[LowRank], starts: Sequence[int], rows: int) -> torch.Tensor:
+    """The scaled B of all parts [rows, R]: each in its own columns, from its own row on, zeros elsewhere."""
+    blocks, row, column, columns = [], 0, 0, sum(part.b.shape[1] for part in parts)
+    for number, (part, start) in enumerate(zip(parts, starts, strict=True)):
+        height, width = part.b.shape
+        end = starts[number + 1] if number + 1 < len(starts) else rows
+        above = start - row if number == 0 else 0
+        margins = (column, columns - column - width, above, end - start - height)
+        scaled = part.b * part.scale
+        blocks.append(F.pad(scaled, margins) if any(margins) else scaled)
+        row, column = end, column + width
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+
+
 def merge(params: T, dtype: torch.dtype | Callable[[str], torch.dtype] | None = None) -> T:
-    """Parameters with plain weights, `W + scale B A`, in the place of adapted ones; the others are as they were.
+    """Parameters with plain weights in the place of adapted ones; the others are as they were.
 
     Args:
         params: what `adapt` returned, or an `Adapted` alone.
@@ -123,7 +138,7 @@ def unmerge(params: T, adapted: Any) -> T:
 
     Args:
         params: what `merge` returned.
-        adapted: what was merged; of adapted weights, only the adapters are read.
+        adapted: what was merged; of adapted weights, only the changes are read.
     """
     given = dict(tree.leaves_with_path(params))
 
