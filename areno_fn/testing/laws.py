@@ -1,6 +1,6 @@
 """Laws that a part must obey, each one call. A broken law is an `AssertionError` that says which and where.
 
-A law uses only what the part itself uses: no seeds, no files, no clock.
+A law uses only what the part itself uses: no seeds, no clock, and no files unless files are the part.
 """
 
 from __future__ import annotations
@@ -20,7 +20,22 @@ from areno_fn.contracts.spec import Sampling
 from areno_fn.steps.token.experience import experience
 from areno_fn.steps.token.rollout import sampler
 from areno_fn.steps.token.score import act
+from areno_fn.testing.checkpoints import checkpoint_roundtrip
+from areno_fn.testing.isos import iso_roundtrip
+from areno_fn.testing.layouts import layout_agrees, placements_agree, shards_agree
 from areno_fn.testing.strict import strict
+
+__all__ = [
+    "checkpoint_roundtrip",
+    "exact_under_split",
+    "gradient",
+    "iso_roundtrip",
+    "layout_agrees",
+    "placements_agree",
+    "pure",
+    "rollout_matches_training",
+    "shards_agree",
+]
 
 
 def pure(step: Callable[..., Any], *args: Any) -> Any:

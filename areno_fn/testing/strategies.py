@@ -1,4 +1,4 @@
-"""Hypothesis strategies for the library's values: trees, packed documents, prompts, keys, sampling settings."""
+"""Hypothesis strategies for the library's values: trees, packed documents, prompts, keys, sampling settings, layouts."""
 
 from __future__ import annotations
 
@@ -20,6 +20,24 @@ except ImportError as error:
     raise ImportError(
         "areno_fn.testing.strategies needs the package hypothesis; install it with: pip install 'areno-fn[test]'"
     ) from error
+
+from areno_fn.testing.layout_strategies import isos, state_dicts
+
+__all__ = [
+    "DTYPES",
+    "Node",
+    "documents",
+    "isos",
+    "keys",
+    "packed",
+    "packed_tokens",
+    "prompts",
+    "sampling",
+    "split_batches",
+    "state_dicts",
+    "tensors",
+    "trees",
+]
 
 Draw = Callable[..., Any]  # hypothesis's own DrawFn is a protocol that its bound method does not meet at run time
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8)

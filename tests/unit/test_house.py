@@ -15,7 +15,7 @@ PACKAGE = ROOT / "areno_fn"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 LONGEST = 500
 
-OUTER = {"ckpt", "world", "engine", "run", "spec", "check"}
+OUTER = {"ckpt", "world", "engine", "testing", "run", "spec", "check"}
 DRAWS = (
     "manual_seed seed rand rand_like randn randn_like randint randint_like randperm normal bernoulli multinomial "
     "nn.init nn.functional.dropout"

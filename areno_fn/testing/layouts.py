@@ -1,0 +1,156 @@
+"""Laws of what a layout means: every element stands where a plain function, written independently, puts it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from areno_fn.contracts.errors import LayoutError
+from areno_fn.contracts.layout import Iso, Specs, Tensors
+from areno_fn.contracts.placement import Placement, place, rank_name
+from areno_fn.testing.elements import Numbering, index, moved, refusals
+from areno_fn.testing.isos import iso_roundtrip
+from areno_fn.testing.plain_shards import plain_shard
+
+Plain = Callable[[dict[str, torch.Tensor]], Mapping[str, torch.Tensor]]
+"""Leaves by their paths, made of the tensors of a file by indexing and concatenation."""
+
+PlainShard = Callable[[dict[str, torch.Tensor], int], Mapping[str, torch.Tensor]]
+"""What a rank holds of the leaves, by their paths."""
+
+RANKS = (1, 2, 3, 4, 8)
+
+
+def layout_agrees(iso: Iso, reference: Plain, *, file: Specs | None = None) -> None:
+    """The leaves are exactly what a plain function makes of the same file.
+
+    No round trip sees gate and up swapped, experts in another order or a square matrix transposed, since the way
+    back undoes them; the elements of the file are numbered here, and each must stand where `reference` puts it.
+
+    Args:
+        iso: the layout.
+        reference: `(tensors of the file) -> leaves by path`, written without the layout. It gets int64 tensors.
+        file: every tensor that a file holds; what the layout claims, when None.
+
+    Raises:
+        AssertionError: a tensor of the file that is not claimed, one that is claimed and not there, or the
+            first leaf that differs: which element of the file stands where another belongs.
+    """
+    _require_claims(iso, file)
+    numbering = Numbering.of(iso.source)
+    with refusals("the layout does not take the tensors that it declares"):
+        tensors = {name: tensor.clone() for name, tensor in member_numbers(iso, numbering).items()}
+        leaves = moved(iso, tensors)
+    expected = dict(reference(dict(tensors)))
+    _require_placed(leaves, expected, numbering, "the leaves")
+
+
+def shards_agree(iso: Iso, reference: PlainShard, ranks: int) -> None:
+    """Every rank holds what plain slicing gives it, and merging the ranks gives every leaf once.
+
+    Args:
+        iso: from the leaves to `rank_name(rank, leaf)`.
+        reference: `(leaves, rank) -> what that rank holds, by leaf`, written without the layout.
+        ranks: how many there are.
+
+    Raises:
+        AssertionError: names the rank, the leaf, the element that stands there and the one that belongs there.
+    """
+    iso_roundtrip(iso, exact_sources=False)
+    numbering = Numbering.of(iso.source)
+    with refusals("the placement does not take the leaves that it declares"):
+        leaves = member_numbers(iso, numbering)
+        held = moved(iso, leaves)
+    expected = {
+        rank_name(rank, name): tensor for rank in range(ranks) for name, tensor in reference(dict(leaves), rank).items()
+    }
+    _require_placed(held, expected, numbering, f"what {ranks} ranks hold")
+
+
+def placements_agree(
+    leaves: Specs, placements: Mapping[str, Placement], ranks: Sequence[int] = RANKS
+) -> tuple[int, ...]:
+    """`shards_agree` of a whole tree with plain slicing, for several numbers of ranks.
+
+    Args:
+        leaves: the leaves of the tree.
+        placements: how each is dealt.
+        ranks: the numbers to try; those to which the leaves cannot be dealt are left out.
+
+    Returns:
+        The numbers of ranks that were tried and agree.
+
+    Raises:
+        AssertionError: as of `shards_agree`, or the leaves cannot even be dealt to one rank.
+    """
+    agreed = []
+    for count in ranks:
+        placed = dealt(leaves, placements, count)
+        if placed is None:
+            continue
+
+        def slices(tensors: dict[str, torch.Tensor], rank: int, count: int = count) -> dict[str, torch.Tensor]:
+            return {name: plain_shard(tensors[name], placements[name], rank, count) for name in tensors}
+
+        shards_agree(placed, slices, count)
+        agreed.append(count)
+    return tuple(agreed)
+
+
+def dealt(leaves: Specs, placements: Mapping[str, Placement], ranks: int) -> Iso | None:
+    """`place`, or None where the leaves cannot be dealt to so many ranks; one rank can always be served.
+
+    Raises:
+        AssertionError: the leaves cannot be dealt to one rank, or the placements are not those of the leaves.
+    """
+    if leaves.keys() != placements.keys():
+        wrong = ", ".join(map(repr, sorted(leaves.keys() ^ placements.keys())))
+        raise AssertionError(f"every leaf needs a placement and every placement a leaf, which is not so for {wrong}")
+    try:
+        return place(leaves, placements, ranks)
+    except LayoutError as error:
+        if ranks == 1:
+            raise AssertionError(f"one rank holds every leaf whole, but this is refused: {error}") from error
+        return None
+
+
+def member_numbers(iso: Iso, numbering: Numbering) -> dict[str, torch.Tensor]:
+    """The numbers of the source side, where copies have the number of what they copy."""
+    return moved(iso.inverse, moved(iso, numbering.tensors, unread=True), unread=True)
+
+
+def _require_claims(iso: Iso, file: Specs | None) -> None:
+    held = iso.source if file is None else file
+    problems = [f"{name!r} is in the file, and the layout does not claim it" for name in held if name not in iso.source]
+    problems += [f"the layout claims {name!r}, which is not in the file" for name in iso.source if name not in held]
+    problems += [
+        f"the layout claims {name!r} as {spec}, in the file it is {held[name]}"
+        for name, spec in iso.source.items()
+        if name in held and spec.shape != held[name].shape
+    ]
+    if problems:
+        raise AssertionError("; ".join(problems))
+
+
+def _require_placed(received: Tensors, expected: Tensors, numbering: Numbering, what: str) -> None:
+    absent = [name for name in expected if name not in received]
+    extra = [name for name in received if name not in expected]
+    if absent or extra:
+        raise AssertionError(
+            "; ".join(
+                [f"{what} lack {', '.join(map(repr, absent))}"] * bool(absent)
+                + [f"{what} have {', '.join(map(repr, extra))}, which should not be"] * bool(extra)
+            )
+        )
+    for name, numbers in expected.items():
+        if received[name].shape != numbers.shape:
+            raise AssertionError(f"{name!r} is {list(received[name].shape)}, it should be {list(numbers.shape)}")
+        wrong = (received[name] != numbers).flatten().nonzero()
+        if wrong.numel():
+            place = int(wrong[0])
+            here, right = (int(tensor.flatten()[place]) for tensor in (received[name], numbers))
+            raise AssertionError(
+                f"element {index(place, tuple(numbers.shape))} of {name!r} is {numbering.name(here)}, "
+                f"it should be {numbering.name(right)}"
+            )
