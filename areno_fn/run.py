@@ -18,6 +18,13 @@ def _arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument("--out", metavar="DIR", help="the output folder, instead of the specification's `out`")
     parser.add_argument("--resume", action="store_true", help="continue the run in the output folder, bit for bit")
+    parser.add_argument(
+        "--accept",
+        metavar="FIELD",
+        action="append",
+        default=[],
+        help="with --resume, go on though phases, data, optimizers or seed have changed; may be repeated",
+    )
     parser.add_argument("--overwrite", action="store_true", help="delete the run in the output folder and start afresh")
     parser.add_argument("--dry-run", action="store_true", help="check everything up to loading weights, then stop")
     return parser
@@ -36,9 +43,9 @@ def command(arguments: Sequence[str]) -> int:
     from areno_fn.engine.session import describe, run
 
     if options.dry_run:
-        print(describe(spec, resume=options.resume, overwrite=options.overwrite))
+        print(describe(spec, resume=options.resume, overwrite=options.overwrite, accept=options.accept))
         return 0
-    return run(spec, resume=options.resume, overwrite=options.overwrite)
+    return run(spec, resume=options.resume, overwrite=options.overwrite, accept=options.accept)
 
 
 if __name__ == "__main__":

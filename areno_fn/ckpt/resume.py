@@ -16,6 +16,7 @@ import torch
 
 from areno_fn.ckpt import atomic, parts
 from areno_fn.ckpt.header import DTYPE_NAMES, Header, read_header
+from areno_fn.ckpt.host import memory
 from areno_fn.ckpt.manifest import (
     MANIFEST,
     VERSION,
@@ -27,7 +28,7 @@ from areno_fn.ckpt.manifest import (
     read_manifest,
 )
 from areno_fn.ckpt.paths import member
-from areno_fn.ckpt.tensorfile import Reader, memory, write_tensors
+from areno_fn.ckpt.tensorfile import Reader, write_tensors
 from areno_fn.ckpt.trees import Flat, differences, flatten, rebuild, require_none
 from areno_fn.contracts.errors import CheckpointError
 from areno_fn.contracts.identity import RunIdentity

@@ -44,7 +44,7 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "time/reward": "seconds spent judging them",
         "time/score": "seconds spent on reference log-probabilities",
         "time/train": "seconds spent on updates",
-        "time/checkpoint": "seconds spent saving",
+        "time/checkpoint": "seconds that saving held up the training between the step before and this one",
         "time/step": "seconds of the whole step",
     }
 )

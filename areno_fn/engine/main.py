@@ -54,7 +54,7 @@ def main(function: Callable[[Sequence[str]], int | None], arguments: Sequence[st
 def report(error: ArenoError) -> None:
     """Prints what a user did wrong on the error stream."""
     sys.stdout.flush()
-    for line in str(error).splitlines():
+    for line in "\n".join([str(error), *getattr(error, "__notes__", ())]).splitlines():
         if line.strip():
             print(f"error: {line.strip()}", file=sys.stderr)
 

@@ -12,6 +12,7 @@ from areno_fn.contracts.state import Cursor, TrainState
 from areno_fn.engine.evaluate import EvaluationResult
 from areno_fn.engine.outputs import Outputs
 from areno_fn.engine.plan import Plan
+from areno_fn.world.clock import Stopwatch
 from areno_fn.world.display import Display
 from areno_fn.world.jsonl_log import truncate
 from areno_fn.world.samples import Sample, SampleLog
@@ -36,7 +37,8 @@ class Recorder:
         display: shows it.
         tracker: keeps metrics.
         sample_log: keeps completions.
-        store: writes a resumable checkpoint.
+        store: writes a resumable checkpoint, or begins to.
+        held: seconds that `store` has held up the training since the last step.
     """
 
     plan: Plan
@@ -44,6 +46,7 @@ class Recorder:
     tracker: Tracker
     sample_log: SampleLog
     store: Callable[[TrainState], None]
+    held: list[float] = attrs.field(factory=list)
 
     def begun(self, state: TrainState) -> None:
         """A phase begins, or goes on after a resume."""
@@ -52,6 +55,9 @@ class Recorder:
 
     def stepped(self, state: TrainState, metrics: Metrics, judged: Judged | None = None) -> None:
         """A step is done; of the completions that it was made from some are kept, at first and now and then."""
+        if self.held:
+            metrics = {**metrics, "time/checkpoint": sum(self.held)}
+            self.held.clear()
         self.tracker.log(state.cursor.total, self._name(state), metrics)
         self.display.step(state.cursor.step, metrics)
         step, every = state.cursor.step, self.plan.spec.log.samples_every
@@ -74,8 +80,10 @@ class Recorder:
         return every > 0 and state.cursor.step % every == 0
 
     def save(self, state: TrainState) -> None:
-        """Writes a resumable checkpoint."""
+        """Writes a resumable checkpoint; how long that held up the training is told with the next step."""
+        watch = Stopwatch()
         self.store(state)
+        self.held.append(watch.seconds())
 
     def close(self) -> None:
         """Finishes all writing."""

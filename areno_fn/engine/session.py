@@ -6,14 +6,17 @@ import os
 import shlex
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from areno_fn.ckpt.background import Writer
 from areno_fn.ckpt.hf import Progress
 from areno_fn.ckpt.resume import latest, save_state
 from areno_fn.contracts.errors import DivergenceError, RewardError, SpecError
+from areno_fn.contracts.identity import ACCEPTABLE, check_accepted
 from areno_fn.contracts.record import donate
 from areno_fn.contracts.spec import RunSpec
 from areno_fn.contracts.state import TrainState
@@ -38,6 +41,7 @@ def run(
     resume: bool = False,
     overwrite: bool = False,
     losses: Mapping[str, Stage] | None = None,
+    accept: Sequence[str] = (),
 ) -> int:
     """Carries out a specification.
 
@@ -46,14 +50,17 @@ def run(
         resume: continue the run in its output folder; a folder without a checkpoint starts afresh.
         overwrite: delete a run in the output folder first.
         losses: by phase name, a loss of your own, as for `areno_fn.engine.plan.plan`.
+        accept: in what a continued run may differ from the one that was started, by fields of its identity; what each
+            means is in `areno_fn.contracts.identity.ACCEPTABLE`.
 
     Returns:
         0 when the run is complete, 130 when it was interrupted and left a checkpoint.
     """
+    _check_accept(accept, resume)
     inspect(spec.out, resume=resume, overwrite=overwrite)
     made = plan(spec, losses)
     with prepare(spec.out, resume=resume, overwrite=overwrite) as outputs, closing(open_display()) as display:
-        state = _train(made, outputs, display, resume)
+        state = _train(made, outputs, display, resume, accept)
         if state.cursor.phase < len(made.phases):
             display.message(f"stopped after step {state.cursor.total}; {_how_to_go_on(outputs)}")
             return STOPPED
@@ -61,13 +68,14 @@ def run(
         return 0
 
 
-def describe(spec: RunSpec, *, resume: bool = False, overwrite: bool = False) -> str:
+def describe(spec: RunSpec, *, resume: bool = False, overwrite: bool = False, accept: Sequence[str] = ()) -> str:
     """What a run would do, after every check that `run` makes before it reads a weight. Writes nothing."""
+    _check_accept(accept, resume)
     outputs = inspect(spec.out, resume=resume, overwrite=overwrite)
     made = plan(spec)
     checkpoint = latest(outputs.checkpoints) if resume else None
     if checkpoint is not None:
-        require_same_run(made, checkpoint, _recorded(outputs))
+        require_same_run(made, checkpoint, _recorded(outputs), accept)
     lines = [f"{spec.name}: {made.model.family.name} on {made.device}, seed {spec.seed}, out {spec.out}"]
     for phase in made.phases:
         kind = phase.spec.algorithm
@@ -81,24 +89,24 @@ def describe(spec: RunSpec, *, resume: bool = False, overwrite: bool = False) ->
     return "\n".join(lines)
 
 
-def _train(made: Plan, outputs: Outputs, display: Display, resume: bool) -> TrainState:
+def _train(made: Plan, outputs: Outputs, display: Display, resume: bool, accept: Sequence[str]) -> TrainState:
     checkpoint = latest(outputs.checkpoints) if resume else None
     if checkpoint is None:
         if resume:
             display.message(f"no checkpoint in {outputs.checkpoints}: this run starts at its beginning")
         state = initial_state(made, _progress(display, "weights"))
     else:
-        require_same_run(made, checkpoint, _recorded(outputs))
-        state = resumed_state(made, checkpoint)
-        display.message(f"continuing after step {state.cursor.total} from {checkpoint}")
+        state = _resumed(made, outputs, display, checkpoint, accept)
     _record(made.spec, outputs)
+    writer = Writer(outputs.checkpoints, made.identity, roles=made.roles, keep=made.spec.checkpoint.keep)
 
     def store(state: TrainState) -> None:
-        save_state(outputs.checkpoints, state.cursor.total, state, made.identity, made.spec.checkpoint.keep)
+        writer.save(state.cursor.total, state)
 
     recorder = open_recorder(made, outputs, display, store, None if checkpoint is None else state.cursor)
     try:
-        with _asked_to_stop() as stop:
+        # the writer is inside, so that what interrupts the wait for its last write is still listened to
+        with _asked_to_stop() as stop, writer:
             return train(made, donate(state), recorder, stop)
     except (DivergenceError, RewardError):
         if latest(outputs.checkpoints) is not None:
@@ -106,6 +114,27 @@ def _train(made: Plan, outputs: Outputs, display: Display, resume: bool) -> Trai
         raise
     finally:
         recorder.close()
+
+
+def _resumed(made: Plan, outputs: Outputs, display: Display, checkpoint: Path, accept: Sequence[str]) -> TrainState:
+    recorded = _recorded(outputs)
+    accepted = require_same_run(made, checkpoint, recorded, accept)
+    state = resumed_state(made, checkpoint, recorded, accepted)
+    display.message(f"continuing after step {state.cursor.total} from {checkpoint}")
+    for field in accepted:
+        display.message(f"accepted another value of {field}: {ACCEPTABLE[field]}")
+    if accepted:
+        # under its new identity at once: what was accepted need not be accepted again, and agrees with spec.yaml
+        keep = made.spec.checkpoint.keep
+        save_state(outputs.checkpoints, state.cursor.total, state, made.identity, keep, roles=made.roles)
+    return state
+
+
+def _check_accept(accept: Sequence[str], resume: bool) -> None:
+    if check_accepted(accept) and not resume:
+        raise SpecError(
+            "accept: it says in what a continued run may differ from the one that was started; use it with resume alone"
+        )
 
 
 def _record(spec: RunSpec, outputs: Outputs) -> None:
