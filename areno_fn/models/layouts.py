@@ -52,7 +52,7 @@ class TokenLayout:
         left_out: patterns of the tensors that files of `config` may have and that are no part of the text model.
         variants: contents of tiny config.json files, by name.
         random_config: makes another one of whatever a function picks of the options that it is given.
-        spellings: names that stand for others in some files, as pairs of what is written and what may be.
+        spellings: how some files call what transformers writes, as functions of a name.
     """
 
     name: str
@@ -62,7 +62,7 @@ class TokenLayout:
     left_out: Callable[[Any], tuple[str, ...]]
     variants: Mapping[str, Config]
     random_config: Callable[[Choose], Config]
-    spellings: tuple[tuple[str, str], ...] = ()
+    spellings: tuple[Callable[[str], str], ...] = ()
 
     def layout(self, config: Any, names: Collection[str] | None = None) -> Iso:
         """From the tensors of a file to the leaves of the tree.
@@ -89,7 +89,7 @@ class TokenLayout:
     def forms(self, config: Any) -> tuple[frozenset[str], ...]:
         """The sets of names that files of `config` can have, each once; the first is what transformers writes."""
         written = frozenset(self.layout(config).source)
-        spelled = [written, *(frozenset(name.replace(*pair) for name in written) for pair in self.spellings)]
+        spelled = [written, *(frozenset(map(spelling, written)) for spelling in self.spellings)]
         packed = [frozenset(map(_packed, names)) for names in spelled]
         heads = [change(names) for names in (*spelled, *packed) for change in (_with_head, _without_head)]
         return tuple(dict.fromkeys([written, *heads]))
@@ -109,6 +109,20 @@ def _packed(name: str) -> str:
     if not found or not behind.split(".")[0].isdecimal():
         return name
     return f"{before}.experts.{'down_proj' if behind.endswith('down_proj.weight') else 'gate_up_proj'}"
+
+
+def _flat(name: str) -> str:
+    return name.replace("model.language_model.", "model.")
+
+
+def _nested(name: str) -> str:
+    return _flat(name).replace("model.", "model.language_model.", 1)
+
+
+def _as_llama(name: str) -> str:
+    """The words of transformers' own modules, where bailing's files have theirs."""
+    name = name.replace(".attention.dense.", ".self_attn.o_proj.").replace(".attention.", ".self_attn.")
+    return name.replace("word_embeddings", "embed_tokens").replace(".expert_bias", ".e_score_correction_bias")
 
 
 def _nothing(config: Any) -> tuple[str, ...]:
@@ -136,8 +150,6 @@ def _dense(name: str, model: Any, checkpoint: Any) -> TokenLayout:
     )
 
 
-_NESTED = (("model.", "model.language_model."), ("model.language_model.", "model."))
-
 FAMILY_LAYOUTS: tuple[TokenLayout, ...] = (
     _dense("llama", llama_model, llama),
     _dense("qwen2", qwen2_model, qwen2),
@@ -159,7 +171,7 @@ FAMILY_LAYOUTS: tuple[TokenLayout, ...] = (
         left_out=_always(*qwen3_5.LEFT_OUT),
         variants=qwen3_5_tiny.VARIANTS,
         random_config=qwen3_5_tiny.random_config,
-        spellings=_NESTED,
+        spellings=(_flat, _nested),
     ),
     TokenLayout(
         name="qwen3_5_moe",
@@ -169,7 +181,7 @@ FAMILY_LAYOUTS: tuple[TokenLayout, ...] = (
         left_out=_always(*qwen3_5.LEFT_OUT),
         variants=qwen3_5_tiny.MOE_VARIANTS,
         random_config=qwen3_5_tiny.random_moe_config,
-        spellings=_NESTED,
+        spellings=(_flat, _nested),
     ),
     TokenLayout(
         name="gemma4",
@@ -179,7 +191,7 @@ FAMILY_LAYOUTS: tuple[TokenLayout, ...] = (
         left_out=gemma4.left_out,
         variants=gemma4_tiny.VARIANTS,
         random_config=gemma4_tiny.random_config,
-        spellings=_NESTED,
+        spellings=(_flat, _nested),
     ),
     TokenLayout(
         name="bailing",
@@ -189,12 +201,7 @@ FAMILY_LAYOUTS: tuple[TokenLayout, ...] = (
         left_out=bailing.left_out,
         variants={**bailing_tiny.VARIANTS, **bailing_tiny.DELTA_VARIANTS},
         random_config=bailing_tiny.random_config,
-        spellings=(
-            (".attention.", ".self_attn."),
-            ("word_embeddings", "embed_tokens"),
-            (".expert_bias", ".e_score_correction_bias"),
-            (".attention.dense.", ".self_attn.o_proj."),
-        ),
+        spellings=(_as_llama,),
     ),
     TokenLayout(
         name="minicpmv46",
@@ -204,7 +211,7 @@ FAMILY_LAYOUTS: tuple[TokenLayout, ...] = (
         left_out=_always(*minicpmv46.LEFT_OUT),
         variants=minicpmv46_tiny.VARIANTS,
         random_config=minicpmv46_tiny.random_config,
-        spellings=_NESTED,
+        spellings=(_flat, _nested),
     ),
 )
 """Each family once."""
