@@ -75,7 +75,7 @@ def base_model(family: str) -> Any:
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.normal_(0, 0.1, generator=generator).add_(1.0 if "norm" in name else 0.0)
+            parameter.normal_(0, 0.05, generator=generator).add_(1.0 if "norm" in name else 0.0)
     return model
 
 
