@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-PIECE = 1 << 22
+PIECE = 1 << 23
 """Bytes that are read or copied at once."""
 
 
@@ -21,12 +21,25 @@ class Lane:
 
     def buffer(self, nbytes: int) -> torch.Tensor:
         """At least `nbytes` bytes that no copy needs any longer."""
-        if self.stream is not None:
-            self.stream.synchronize()
+        self.wait()
         if self._buffer is None or self._buffer.numel() < nbytes:
             pinned = self.stream is not None
             self._buffer = torch.empty(max(nbytes, PIECE), dtype=torch.uint8, pin_memory=pinned)
         return self._buffer[:nbytes]
+
+    def wait(self) -> None:
+        """Returns when every copy that was begun is done."""
+        if self.stream is not None:
+            self.stream.synchronize()
+
+    def fetch(self, piece: torch.Tensor, into: torch.Tensor) -> None:
+        """Begins to copy a tensor of the device into a part of the buffer."""
+        if self.stream is None:
+            into.copy_(piece)
+            return
+        self.stream.wait_stream(torch.cuda.current_stream(piece.device))
+        with torch.cuda.stream(self.stream):
+            into.copy_(piece, non_blocking=True)
 
     def move(self, filled: torch.Tensor, out: torch.Tensor) -> None:
         """Copies what stands in the buffer to its place; converts when the dtypes differ. May return before it is done."""
@@ -68,5 +81,4 @@ class Ring:
     def finish(self) -> None:
         """Returns when every copy is done."""
         for lane in self._lanes:
-            if lane.stream is not None:
-                lane.stream.synchronize()
+            lane.wait()

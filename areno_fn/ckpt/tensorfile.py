@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -15,11 +16,13 @@ from areno_fn.ckpt import disk
 from areno_fn.ckpt.atomic import write_all
 from areno_fn.ckpt.header import DTYPE_NAMES, LONGEST_HEADER, Header
 from areno_fn.ckpt.host import empty, memory
+from areno_fn.ckpt.outbound import outbound
 from areno_fn.ckpt.paths import open_file
 from areno_fn.contracts.errors import CheckpointError
 from areno_fn.contracts.layout import TensorSpec, spec_of
 
-_CHUNK = 1 << 24
+_CHUNK = 1 << 20
+_FLUSH = 1 << 25
 _ALIGN = 8
 
 
@@ -48,30 +51,49 @@ def write_tensors(
         OSError: the disk refuses.
     """
     names = sorted(specs, key=lambda name: (-_dtype(name, specs[name]).itemsize, name))
-    size = 0
     descriptor = disk.create(path)
-
-    def put(data: memoryview) -> None:
-        nonlocal size
-        for start in range(0, len(data), _CHUNK):
-            piece = data[start : start + _CHUNK]
-            if watch is not None:
-                watch(piece)
-            write_all(descriptor, piece)
-            size += len(piece)
-
     try:
-        put(memoryview(_header(names, specs, metadata)))
-        for name in names:
-            tensor = fetch(name)
-            if tensor.is_meta or not specs[name].admits(tensor):
-                received = f"{spec_of(tensor)} on {tensor.device}"
-                raise CheckpointError(f"{name!r} was to be written as {specs[name]}, but it is {received}")
-            put(memory(tensor.detach().cpu().contiguous()))
+        file = _Growing(descriptor, watch)
+        file.put(memoryview(_header(names, specs, metadata)))
+        for data in outbound(_fetched(names, specs, fetch)):
+            file.put(data)
+            del data  # and with it the tensor, before the next one is made
         disk.sync(descriptor)
     finally:
         os.close(descriptor)
-    return size
+    return file.size
+
+
+class _Growing:
+    """A file that is written from front to back, and is on its way to the disk meanwhile."""
+
+    def __init__(self, descriptor: int, watch: Callable[[memoryview], None] | None) -> None:
+        self.size = 0
+        self._descriptor, self._watch = descriptor, watch
+        self._flushed = 0
+
+    def put(self, data: memoryview) -> None:
+        for start in range(0, len(data), _CHUNK):
+            piece = data[start : start + _CHUNK]
+            if self._watch is not None:
+                self._watch(piece)
+            write_all(self._descriptor, piece)
+            self.size += len(piece)
+            if self.size - self._flushed >= _FLUSH:
+                disk.begin_flush(self._descriptor, self._flushed, self.size - self._flushed)
+                self._flushed = self.size
+
+
+def _fetched(
+    names: Iterable[str], specs: Mapping[str, TensorSpec], fetch: Callable[[str], torch.Tensor]
+) -> Iterator[torch.Tensor]:
+    for name in names:
+        tensor = fetch(name)
+        if tensor.is_meta or not specs[name].admits(tensor):
+            received = f"{spec_of(tensor)} on {tensor.device}"
+            raise CheckpointError(f"{name!r} was to be written as {specs[name]}, but it is {received}")
+        yield tensor
+        del tensor  # before the next one is made
 
 
 class Reader:
