@@ -23,6 +23,7 @@ from areno_fn.steps.token.score import act
 from areno_fn.testing.checkpoints import checkpoint_roundtrip
 from areno_fn.testing.isos import iso_roundtrip
 from areno_fn.testing.layouts import layout_agrees, placements_agree, shards_agree
+from areno_fn.testing.resume import resume_exact
 from areno_fn.testing.strict import strict
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "layout_agrees",
     "placements_agree",
     "pure",
+    "resume_exact",
     "rollout_matches_training",
     "shards_agree",
 ]
