@@ -39,7 +39,8 @@ def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) ->
 def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     rows = x.numel() // x.shape[-1]
     missing = -rows % FEW
-    if not missing or rows > _DEALT or x.device.type != "cpu":
+    dealt = rows > _DEALT and weight.shape[0] > 1  # a weight of a single row is multiplied by another routine still
+    if not missing or dealt or x.device.type != "cpu":
         return F.linear(x, weight, bias)
     whole = F.pad(x.reshape(rows, x.shape[-1]), (0, 0, 0, missing))
     return F.linear(whole, weight, bias)[:rows].reshape(*x.shape[:-1], weight.shape[0])
