@@ -160,8 +160,16 @@ def test_a_refusal_names_the_fields_with_both_values() -> None:
     said = refusal(BASE, spec(seed=2, phases__0__batch__rows=4, out="elsewhere", phases__1__steps=7))
     assert said == (
         "step-1 belongs to another run: phases.sft.batch.rows was 8 and is now 4; seed was 0 and is now 2; "
-        "resume with the specification it was started with"
+        "resume with the specification it was started with, or pass --accept phases --accept seed"
     )
+
+
+def test_what_is_accepted_is_not_named() -> None:
+    now = spec(seed=2, phases__0__batch__rows=4)
+    with pytest.raises(CheckpointError) as caught:
+        require_same_run(identity(now), now, identity(BASE), BASE, "step-1", ("phases",))
+    assert str(caught.value).startswith("step-1 belongs to another run: seed was 0 and is now 2; resume with")
+    require_same_run(identity(now), now, identity(BASE), BASE, "step-1", ("phases", "seed", "data"))
 
 
 def test_a_length_is_named_only_where_it_is_tied() -> None:
