@@ -8,7 +8,7 @@ _PLAIN: Config = {
     "vocab_size": 19,
     "hidden_size": 16,
     "intermediate_size": 12,
-    "moe_intermediate_size": 6,
+    "moe_intermediate_size": 8,
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
     "head_dim": 6,

@@ -24,7 +24,7 @@ _TEXT: Config = {
 _INPUTS: Config = {"hidden_size_per_layer_input": 3}
 _SHARED: Config = {"num_kv_shared_layers": 2, "use_double_wide_mlp": True}
 _SAME: Config = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
-_EXPERTS: Config = {"enable_moe_block": True, "num_experts": 3, "top_k_experts": 2, "moe_intermediate_size": 6}
+_EXPERTS: Config = {"enable_moe_block": True, "num_experts": 3, "top_k_experts": 2, "moe_intermediate_size": 8}
 _VISION: Config = {
     "model_type": "gemma4_vision",
     "hidden_size": 8,

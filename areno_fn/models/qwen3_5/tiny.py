@@ -23,7 +23,7 @@ TEXT: Config = {
 _EXPERTS: Config = {
     "num_experts": 3,
     "num_experts_per_tok": 2,
-    "moe_intermediate_size": 6,
+    "moe_intermediate_size": 8,
     "shared_expert_intermediate_size": 10,
 }
 _VISION: Config = {

@@ -9,7 +9,7 @@ _PLAIN: Config = {
     "vocab_size": 19,
     "hidden_size": 16,
     "intermediate_size": 12,
-    "moe_intermediate_size": 6,
+    "moe_intermediate_size": 8,
     "num_experts": 3,
     "num_experts_per_tok": 2,
     "num_hidden_layers": 3,

@@ -78,8 +78,8 @@ def config_from_hf(hf: Mapping[str, Any]) -> ZImageConfig:
 def tiny() -> dict[str, dict[str, Any]]:
     """Small configurations by variant, as in a config.json."""
     image = {
-        "_class_name": CLASS, "dim": 32, "n_heads": 2, "n_kv_heads": 2, "n_layers": 2, "n_refiner_layers": 1,
-        "in_channels": 3, "cap_feat_dim": 12, "axes_dims": [4, 6, 6], "axes_lens": [8, 8, 8],
+        "_class_name": CLASS, "dim": 24, "n_heads": 2, "n_kv_heads": 2, "n_layers": 2, "n_refiner_layers": 1,
+        "in_channels": 3, "cap_feat_dim": 12, "axes_dims": [4, 4, 4], "axes_lens": [8, 8, 8],
     }  # fmt: skip
     return {
         "image": image | {"nheads": 2},
