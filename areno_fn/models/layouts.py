@@ -51,6 +51,7 @@ class TokenLayout:
         table: `(config, names=None)`: the table of a model whose file has the tensors `names`.
         left_out: patterns of the tensors that files of `config` may have and that are no part of the text model.
         variants: contents of tiny config.json files, by name.
+        strangers: names of variants that transformers does not have, though it may know their `model_type`.
         random_config: makes another one of whatever a function picks of the options that it is given.
         spellings: how some files call what transformers writes, as functions of a name.
     """
@@ -63,6 +64,7 @@ class TokenLayout:
     variants: Mapping[str, Config]
     random_config: Callable[[Choose], Config]
     spellings: tuple[Callable[[str], str], ...] = ()
+    strangers: tuple[str, ...] = ()
 
     def layout(self, config: Any, names: Collection[str] | None = None) -> Iso:
         """From the tensors of a file to the leaves of the tree.
@@ -202,6 +204,7 @@ FAMILY_LAYOUTS: tuple[TokenLayout, ...] = (
         variants={**bailing_tiny.VARIANTS, **bailing_tiny.DELTA_VARIANTS},
         random_config=bailing_tiny.random_config,
         spellings=(_as_llama,),
+        strangers=tuple(bailing_tiny.VARIANTS),
     ),
     TokenLayout(
         name="minicpmv46",
