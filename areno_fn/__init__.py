@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from areno_fn.engine.session import run as train  # noqa: F401
     from areno_fn.engine.specfile import read as read_spec  # noqa: F401
     from areno_fn.models import FAMILIES as FAMILIES
+    from areno_fn.models.adapters import merge as merge
+    from areno_fn.models.adapters import unmerge as unmerge
     from areno_fn.steps.advantages import group_advantages as group_advantages
     from areno_fn.steps.compose import accumulate as accumulate
     from areno_fn.steps.compose import pipeline as pipeline
@@ -94,6 +96,8 @@ _HOMES = {
     "train": "engine.session:run",
     "read_spec": "engine.specfile:read",
     "FAMILIES": "models:FAMILIES",
+    "merge": "models.adapters:merge",
+    "unmerge": "models.adapters:unmerge",
     "group_advantages": "steps.advantages:group_advantages",
     "accumulate": "steps.compose:accumulate",
     "pipeline": "steps.compose:pipeline",

@@ -14,8 +14,8 @@ import areno_fn
 NAMES = """
 Actions Counters Cursor Example Experience FAMILIES JudgedRollout Key Optimizer PackedTokens Plan Prompts Rollout
 RunSpec Sampling Scores Sums TokenPolicy TrainState Transform accumulate act adamw aggregate chain clipped cross_entropy
-custom_vjp donate experience group_advantages load_hf pack pipeline plan random read_spec record remat replace sampler
-save_hf score static train train_step tree value_and_grad
+custom_vjp donate experience group_advantages load_hf merge pack pipeline plan random read_spec record remat replace sampler
+save_hf score static train train_step tree unmerge value_and_grad
 """.split()
 TESTING = {
     "laws": "exact_under_split gradient pure rollout_matches_training",
