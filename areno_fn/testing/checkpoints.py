@@ -40,7 +40,8 @@ def state_dict(
     for number, part in enumerate(layout.parts):
         dtype = dtypes[int(chosen[str(number)]) % len(dtypes)]
         specs |= {name: TensorSpec(spec.shape, spec.dtype or dtype) for name, spec in part.source.items()}
-    return member(layout, random_bits({name: specs[name] for name in layout.source}, key.fold("bits")))
+    (state,) = member(layout, random_bits({name: specs[name] for name in layout.source}, key.fold("bits")))
+    return state
 
 
 def checkpoint_roundtrip(
@@ -71,7 +72,7 @@ def checkpoint_roundtrip(
         key: names the draws.
 
     Returns:
-        The numbers of ranks that were tried.
+        The numbers of ranks that were tried; none without placements.
 
     Raises:
         AssertionError: says what is not the same, or what was refused.
@@ -82,18 +83,17 @@ def checkpoint_roundtrip(
                 layout, state=state, placements=placements, ranks=ranks, dtypes=dtypes, folder=made, key=key
             )
     given = dict(state) if state is not None else state_dict(layout, dtypes=dtypes, key=key)
-    layouts = {1: layout} if placements is None else _dealt(layout, placements, ranks)
+    placed = {} if placements is None else _dealt(layout, placements, ranks)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         for files in (1, 3):
             source = write_folder(
                 Path(scratch) / f"of{files}", given, _CONFIG, files=files, metadata=_METADATA, index=_INDEX_METADATA
             )
-            for count, placed in layouts.items():
-                _file_to_file(
-                    source, placed, given, f"{files} files, {count} ranks" if placements else f"{files} files"
-                )
+            _file_to_file(source, layout, given, f"{files} files")
+        for count, each in placed.items():
+            _file_to_file(source, each, given, f"{count} ranks")
         _leaves_to_leaves(Path(scratch) / "leaves", layout, given)
-    return tuple(layouts)
+    return tuple(placed)
 
 
 def _dealt(layout: Iso, placements: Mapping[str, Placement], ranks: Sequence[int]) -> dict[int, Iso]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import attrs
@@ -28,13 +28,15 @@ class _Unread(torch.Tensor):
 class Numbering:
     """A number for every element of a family of tensors, unlike any result of arithmetic on the others.
 
+    Elements are counted over all tensors, in their order; that count is the place of an element.
+
     Attributes:
         specs: the tensors.
-        tensors: int64, of the shapes of `specs`.
+        flat: the number of every element, by place, int64.
     """
 
     specs: Specs
-    tensors: Mapping[str, torch.Tensor]
+    flat: torch.Tensor
     _ordered: torch.Tensor
     _places: torch.Tensor
 
@@ -42,36 +44,52 @@ class Numbering:
     def of(specs: Specs) -> Numbering:
         """Numbers the elements of `specs`."""
         numbers = mix(torch.arange(1, 1 + sum(spec.numel for spec in specs.values())))
-        ordered, places = numbers.sort()
-        return Numbering(specs, _cut(numbers, specs), ordered, places)
+        return Numbering(specs, numbers, *numbers.sort())
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The numbers, in the shapes of `specs`."""
+        pieces = self.flat.split([spec.numel for spec in self.specs.values()])
+        return {name: part.reshape(spec.shape) for (name, spec), part in zip(self.specs.items(), pieces, strict=True)}
 
     def places(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Where in the family each number stands, counted over all its elements; -1 for one that is not its own."""
+        """The place of the element that has each of these numbers [n]; -1 for a number that no element has."""
         if not self._ordered.numel():
             return torch.full_like(numbers, -1)
-        found = torch.searchsorted(self._ordered, numbers.contiguous()).clamp(max=self._ordered.numel() - 1)
+        found = torch.searchsorted(self._ordered, numbers).clamp(max=self._ordered.numel() - 1)
         return torch.where(self._ordered[found] == numbers, self._places[found], -1)
 
-    def holders(self, numbers: torch.Tensor) -> tuple[str, ...]:
-        """The tensors to which these numbers belong, in the order of `specs`."""
-        edges = torch.tensor([spec.numel for spec in self.specs.values()]).cumsum(0)
-        places = self.places(numbers.flatten())
-        held = torch.bucketize(places[places >= 0], edges, right=True).unique().tolist()
-        names = list(self.specs)
-        return tuple(names[place] for place in held)
+    def holders(self, tensors: Tensors, specs: Specs) -> dict[str, set[str]]:
+        """For each of `tensors`, which are numbers in the shapes of `specs`, the tensors whose elements it holds."""
+        places = self.places(joined(tensors, specs))
+        own, other = _owners(self.specs, places), _owners(specs, torch.arange(len(places)))
+        pairs = (other * len(self.specs) + own)[places >= 0].unique().tolist()
+        names, held = list(self.specs), list(specs)
+        found: dict[str, set[str]] = {name: set() for name in specs}
+        for pair in pairs:
+            found[held[pair // len(names)]].add(names[pair % len(names)])
+        return found
 
     def name(self, number: int) -> str:
         """In words, the element that has this number."""
         if number == PADDING:
             return "a zero of padding"
         place = int(self.places(torch.tensor([number])))
-        if place < 0:
-            return "a number that stands nowhere"
-        for name, spec in self.specs.items():
-            if place < spec.numel:
-                return f"element {index(place, spec.shape)} of {name!r}"
-            place -= spec.numel
-        raise AssertionError("a place beyond the last tensor")
+        return "a number that stands nowhere" if place < 0 else element(self.specs, place)
+
+
+def joined(tensors: Tensors, specs: Specs) -> torch.Tensor:
+    """All elements of the tensors, in the order of `specs`."""
+    return torch.cat([torch.empty(0, dtype=torch.int64), *(tensors[name].flatten() for name in specs)])
+
+
+def element(specs: Specs, place: int) -> str:
+    """In words, the element of a family of tensors at a place."""
+    for name, spec in specs.items():
+        if place < spec.numel:
+            return f"element {index(place, spec.shape)} of {name!r}"
+        place -= spec.numel
+    raise IndexError("there are not so many elements")
 
 
 def index(place: int, shape: tuple[int, ...]) -> list[int]:
@@ -82,7 +100,7 @@ def index(place: int, shape: tuple[int, ...]) -> list[int]:
 def moved(iso: Iso, numbers: Tensors, *, unread: bool = False) -> dict[str, torch.Tensor]:
     """What a layout makes of int64 numbers, also where it declares other dtypes.
 
-    Where it declares a dtype, the bytes of a number are moved in several passes, as many to a pass as fit.
+    Where it declares a dtype, the bits of a number are moved in several passes, as many to a pass as fit.
 
     Args:
         iso: the layout.
@@ -93,18 +111,26 @@ def moved(iso: Iso, numbers: Tensors, *, unread: bool = False) -> dict[str, torc
         Its target tensors, int64.
     """
     widths = [_width(spec) for side in (iso.source, iso.target) for spec in side.values()]
-    passes = 8 // min(widths, default=8)
     made: list[dict[str, torch.Tensor]] = []
-    for number in range(passes):
-        given = {name: _bytes_of(tensor, iso.source[name], number) for name, tensor in numbers.items()}
+    for number in range(64 // min(widths, default=64)):
+        given = {name: _bits_of(tensor, iso.source[name], number) for name, tensor in numbers.items()}
         made.append(iso(_valueless(given) if unread else given))
-    return {name: _joined([plain(one[name]) for one in made], spec) for name, spec in iso.target.items()}
+    return {name: _put_together([plain(one[name]) for one in made], spec) for name, spec in iso.target.items()}
 
 
-def member(iso: Iso, tensors: Tensors) -> dict[str, torch.Tensor]:
-    """The tensors nearest to the given ones that a layout takes: copies are made equal and padding is made zero."""
-    there = iso.inverse(_valueless(iso(_valueless(tensors))))
-    return {name: plain(there[name]).clone(memory_format=torch.contiguous_format) for name in tensors}
+def takes(iso: Iso) -> dict[str, torch.Tensor]:
+    """The numbers of the source side, where a copy has the number of what it copies and padding has `PADDING`."""
+    numbers = Numbering.of(iso.source).tensors
+    return moved(iso.inverse, moved(iso, numbers, unread=True), unread=True)
+
+
+def member(iso: Iso, *families: Tensors) -> list[dict[str, torch.Tensor]]:
+    """For each family of source tensors the nearest one that a layout takes: copies made equal, padding made zero.
+
+    Which elements are copies is found with numbers, so a layout that changes values cannot hide that it does.
+    """
+    places = Numbering.of(iso.source).places(joined(takes(iso), iso.source))
+    return [_gathered(tensors, iso.source, places) for tensors in families]
 
 
 def random_bits(specs: Specs, key: Key, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
@@ -173,28 +199,55 @@ def _valueless(tensors: Tensors) -> dict[str, torch.Tensor]:
     return {name: tensor.as_subclass(_Unread) for name, tensor in tensors.items()}
 
 
-def _cut(flat: torch.Tensor, specs: Specs) -> dict[str, torch.Tensor]:
-    pieces = flat.split([spec.numel for spec in specs.values()])
-    return {name: piece.reshape(spec.shape) for (name, spec), piece in zip(specs.items(), pieces, strict=True)}
+def _owners(specs: Specs, places: torch.Tensor) -> torch.Tensor:
+    """Which tensor, by its number, each place is in."""
+    edges = torch.tensor([spec.numel for spec in specs.values()], dtype=torch.int64).cumsum(0)
+    return torch.bucketize(places, edges, right=True)
+
+
+def _gathered(tensors: Tensors, specs: Specs, places: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Every element becomes the one that stands at its entry of `places`; zero where that is -1."""
+    if torch.equal(places, torch.arange(len(places))):
+        return {name: tensors[name].clone(memory_format=torch.contiguous_format) for name in specs}
+    rows = torch.zeros(len(places) + 1, 16, dtype=torch.uint8)
+    start = 0
+    for name, spec in specs.items():
+        rows[start : start + spec.numel, : tensors[name].element_size()] = raw(tensors[name]).reshape(spec.numel, -1)
+        start += spec.numel
+    pieces = rows[places].split([spec.numel for spec in specs.values()])
+    return {
+        name: piece[:, : tensors[name].element_size()].contiguous().view(tensors[name].dtype).reshape(spec.shape)
+        for (name, spec), piece in zip(specs.items(), pieces, strict=True)
+    }
 
 
 def _width(spec: TensorSpec) -> int:
-    return 8 if spec.dtype is None else spec.dtype.itemsize
+    """How many bits of a number fit into an element."""
+    if spec.dtype is torch.bool:
+        return 1
+    return 64 if spec.dtype is None else min(64, 8 * spec.dtype.itemsize)
 
 
-def _bytes_of(numbers: torch.Tensor, spec: TensorSpec, number: int) -> torch.Tensor:
+def _bits_of(numbers: torch.Tensor, spec: TensorSpec, number: int) -> torch.Tensor:
+    """The bits that are moved in a pass, as a tensor of `spec`."""
     if spec.dtype is None:
         return numbers
     width = _width(spec)
-    place = number % (8 // width) * width
-    chosen = numbers.contiguous().reshape(-1, 1).view(torch.uint8)[:, place : place + width]
+    shift = number * width % 64
+    if spec.dtype is torch.bool:
+        return (numbers >> shift & 1).bool()
+    chosen = numbers.contiguous().reshape(-1, 1).view(torch.uint8)[:, shift // 8 : (shift + width) // 8]
     return chosen.contiguous().view(spec.dtype).reshape(spec.shape)
 
 
-def _joined(parts: list[torch.Tensor], spec: TensorSpec) -> torch.Tensor:
+def _put_together(parts: list[torch.Tensor], spec: TensorSpec) -> torch.Tensor:
+    """The numbers whose bits were moved in these passes."""
     if spec.dtype is None:
         return parts[0]
-    rows = [raw(part).reshape(spec.numel, -1) for part in parts[: 8 // _width(spec)]]
+    if spec.dtype is torch.bool:
+        shifted = [part.to(torch.int64) << shift for shift, part in enumerate(parts)]
+        return torch.stack(shifted).sum(0)
+    rows = [raw(part).reshape(spec.numel, -1) for part in parts[: 64 // _width(spec)]]
     return torch.cat(rows, 1).view(torch.int64).reshape(spec.shape)
 
 

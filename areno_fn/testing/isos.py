@@ -9,7 +9,18 @@ import torch
 from areno_fn.contracts.errors import LayoutError
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.layout import Iso, Part, Specs, Tensors, views_of
-from areno_fn.testing.elements import PADDING, Numbering, index, member, moved, random_bits, refusals, require_same
+from areno_fn.testing.elements import (
+    PADDING,
+    Numbering,
+    element,
+    index,
+    joined,
+    member,
+    moved,
+    random_bits,
+    refusals,
+    require_same,
+)
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn)
 _FLIP = 0x0101010101010101  # changes every byte, so that a comparison of any width sees it
@@ -40,10 +51,11 @@ def iso_roundtrip(
         with refusals(f"the layout, {way}, does not take tensors that are as it declares them"):
             _require_meta(there, way)
             _require_moves(there, way, exact_sources)
-    for number, dtype in enumerate(dtypes):
-        bits = random_bits(iso.source, (key or Key.of(0)).fold(number), dtype)
-        with refusals(f"bits of {str(dtype).removeprefix('torch.')} do not go there and back"):
-            _require_roundtrip(iso, member(iso, bits))
+    key = key or Key.of(0)
+    drawn = [random_bits(iso.source, key.fold(number), dtype) for number, dtype in enumerate(dtypes)]
+    for dtype, bits in zip(dtypes, member(iso, *drawn), strict=True):
+        with refusals(f"{str(dtype).removeprefix('torch.')} tensors that are as the layout makes them are refused"):
+            _require_roundtrip(iso, bits)
 
 
 def _require_inverse_declared(iso: Iso) -> None:
@@ -77,71 +89,67 @@ def _require_moves(iso: Iso, way: str, exact_sources: bool) -> None:
     """Every element arrives, or is a copy or padding that the layout compares; nothing else is made."""
     numbering = Numbering.of(iso.source)
     made = moved(iso, numbering.tensors, unread=True)
-    for name, numbers in made.items():
-        strange = ((numbering.places(numbers) < 0) & (numbers != PADDING)).flatten().nonzero()
-        if strange.numel():
-            where = index(int(strange[0]), tuple(numbers.shape))
-            raise AssertionError(
-                f"{way}, element {where} of {name!r} is a number that none of the tensors given holds; "
-                "a layout moves elements and computes nothing"
-            )
-    arrived = torch.cat([numbers.flatten() for numbers in made.values()])
+    numbers = joined(made, iso.target)
+    places = numbering.places(numbers)
+    strange = ((places < 0) & (numbers != PADDING)).nonzero()
+    if strange.numel():
+        raise AssertionError(
+            f"{way}, {element(iso.target, int(strange[0]))} is a number that none of the tensors given holds; "
+            "a layout moves elements and computes nothing"
+        )
+    arrived = torch.zeros(len(numbering.flat), dtype=torch.bool)
+    arrived[places[places >= 0]] = True
     back = moved(iso.inverse, made, unread=True)
-    for name, numbers in numbering.tensors.items():
-        _require_arrival(iso, way, name, numbers, back, arrived, numbering)
+    returned = joined(back, iso.source)
+    wrong = (arrived & (returned != numbering.flat)).nonzero()
+    if wrong.numel():
+        other = numbering.name(int(returned[wrong[0]]))
+        raise AssertionError(f"{way} and back, {other} stands where {element(iso.source, int(wrong[0]))} was")
+    _require_copies(iso, way, arrived, back)
     _require_sources(iso, way, made, back, numbering, exact_sources)
 
 
-def _require_arrival(
-    iso: Iso, way: str, name: str, numbers: torch.Tensor, back: Tensors, arrived: torch.Tensor, numbering: Numbering
-) -> None:
-    there = torch.isin(numbers, arrived)
-    wrong = (there & (back[name] != numbers)).flatten().nonzero()
-    if wrong.numel():
-        place = int(wrong[0])
-        other = numbering.name(int(back[name].flatten()[place]))
-        raise AssertionError(
-            f"{way} and back, {other} stands where element {index(place, tuple(numbers.shape))} of {name!r} was"
-        )
-    copies = (~there).flatten().nonzero().flatten()
-    if copies.numel():
-        for place in {int(copies[0]), int(copies[-1])}:
-            _require_compared(iso, way, name, place, back)
+def _require_copies(iso: Iso, way: str, arrived: torch.Tensor, back: Tensors) -> None:
+    """The first and the last element of each tensor that arrive nowhere: any other value must be refused."""
+    parts = {name: part for part in iso.parts for name in part.source}
+    pieces = arrived.split([spec.numel for spec in iso.source.values()])
+    for (name, spec), there in zip(iso.source.items(), pieces, strict=True):
+        lost = (~there).nonzero().flatten()
+        for place in {int(lost[0]), int(lost[-1])} if lost.numel() else ():
+            if not _is_compared(Iso((parts[name],)), name, place, back):
+                raise AssertionError(
+                    f"{way}, element {index(place, spec.shape)} of {name!r} arrives nowhere, whatever its value: it is lost"
+                )
 
 
-def _require_compared(iso: Iso, way: str, name: str, place: int, back: Tensors) -> None:
-    """An element that arrives nowhere may have one value only, and any other must be refused."""
-    shape = tuple(back[name].shape)
+def _is_compared(iso: Iso, name: str, place: int, back: Tensors) -> bool:
     changed = back[name].flatten().clone()
     changed[place] ^= _FLIP
+    given = {other: back[other] for other in iso.source} | {name: changed.reshape(back[name].shape)}
     try:
-        moved(iso, {**back, name: changed.reshape(shape)})
+        moved(iso, given)
     except LayoutError:
-        return
-    raise AssertionError(
-        f"{way}, element {index(place, shape)} of {name!r} arrives nowhere, whatever its value: it is lost"
-    )
+        return True
+    return False
 
 
 def _require_sources(
     iso: Iso, way: str, made: Tensors, back: Tensors, numbering: Numbering, exact_sources: bool
 ) -> None:
-    feeding = {name: set(numbering.holders(numbers)) for name, numbers in back.items()}
     alike: dict[str, set[str]] = {}
-    for name, holders in feeding.items():
+    for name, holders in numbering.holders(back, iso.source).items():
         for holder in holders:
             alike.setdefault(holder, set()).add(name)
-    for target, numbers in made.items():
-        holders = set(numbering.holders(numbers))
+    for target, holders in numbering.holders(made, iso.target).items():
         declared = iso.sources_of(target)
-        hidden = sorted(holders - set(declared))
+        hidden = [name for name in iso.source if name in holders and name not in declared]
         if hidden:
             raise AssertionError(
-                f"{way}, {target!r} holds elements of {hidden[0]!r}, but declares to be made of {declared}"
+                f"{way}, {target!r} holds elements of {hidden[0]!r}, but declares to be made of {', '.join(declared)}"
             )
         copies = {name for holder in holders for name in alike.get(holder, ())}
-        idle = [name for name in declared if name not in holders | copies and numbering.specs[name].numel]
-        if exact_sources and idle and numbers.numel():
+        idle = [name for name in declared if name not in holders | copies and iso.source[name].numel]
+        if exact_sources and idle and iso.target[target].numel:
             raise AssertionError(
                 f"{way}, {target!r} declares to be made of {idle[0]!r}, but holds none of its elements"
             )
@@ -152,8 +160,8 @@ def _require_roundtrip(iso: Iso, given: dict[str, torch.Tensor]) -> None:
     there = {name: tensor.clone() for name, tensor in iso(given).items()}
     require_same(given, before, "the layout writes to the tensors that it is given")
     back = {name: tensor.clone() for name, tensor in iso.inverse(there).items()}
-    require_same(back, before, "there and back")
-    require_same(iso(back), there, "there, back and there again")
+    require_same(back, before, "bits that went there and back")
+    require_same(iso(back), there, "bits that went there, back and there again")
     require_same(iso.inverse.inverse(before), there, "the inverse of the inverse")
     for part in iso.parts:
         _require_views(part, before, there)
@@ -166,7 +174,7 @@ def _require_views(part: Part, given: Tensors, there: Tensors) -> None:
         return
     for name, view in views.items():
         view.copy_(given[name])
-    require_same(leaves, {name: there[name] for name in leaves}, "read into views of the leaves")
+    require_same(leaves, {name: there[name] for name in leaves}, "leaves that were filled through views")
 
 
 def _shown(specs: Specs) -> str:

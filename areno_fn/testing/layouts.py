@@ -9,7 +9,7 @@ import torch
 from areno_fn.contracts.errors import LayoutError
 from areno_fn.contracts.layout import Iso, Specs, Tensors
 from areno_fn.contracts.placement import Placement, place, rank_name
-from areno_fn.testing.elements import Numbering, index, moved, refusals
+from areno_fn.testing.elements import Numbering, index, moved, refusals, takes
 from areno_fn.testing.isos import iso_roundtrip
 from areno_fn.testing.plain_shards import plain_shard
 
@@ -40,7 +40,7 @@ def layout_agrees(iso: Iso, reference: Plain, *, file: Specs | None = None) -> N
     _require_claims(iso, file)
     numbering = Numbering.of(iso.source)
     with refusals("the layout does not take the tensors that it declares"):
-        tensors = {name: tensor.clone() for name, tensor in member_numbers(iso, numbering).items()}
+        tensors = takes(iso)
         leaves = moved(iso, tensors)
     expected = dict(reference(dict(tensors)))
     _require_placed(leaves, expected, numbering, "the leaves")
@@ -57,10 +57,10 @@ def shards_agree(iso: Iso, reference: PlainShard, ranks: int) -> None:
     Raises:
         AssertionError: names the rank, the leaf, the element that stands there and the one that belongs there.
     """
-    iso_roundtrip(iso, exact_sources=False)
+    iso_roundtrip(iso, dtypes=(torch.bfloat16,), exact_sources=False)
     numbering = Numbering.of(iso.source)
     with refusals("the placement does not take the leaves that it declares"):
-        leaves = member_numbers(iso, numbering)
+        leaves = takes(iso)
         held = moved(iso, leaves)
     expected = {
         rank_name(rank, name): tensor for rank in range(ranks) for name, tensor in reference(dict(leaves), rank).items()
@@ -113,11 +113,6 @@ def dealt(leaves: Specs, placements: Mapping[str, Placement], ranks: int) -> Iso
         if ranks == 1:
             raise AssertionError(f"one rank holds every leaf whole, but this is refused: {error}") from error
         return None
-
-
-def member_numbers(iso: Iso, numbering: Numbering) -> dict[str, torch.Tensor]:
-    """The numbers of the source side, where copies have the number of what they copy."""
-    return moved(iso.inverse, moved(iso, numbering.tensors, unread=True), unread=True)
 
 
 def _require_claims(iso: Iso, file: Specs | None) -> None:

@@ -21,14 +21,18 @@ except ImportError as error:
         "areno_fn.testing.strategies needs the package hypothesis; install it with: pip install 'areno-fn[test]'"
     ) from error
 
+from areno_fn.testing.family_strategies import configs, families, layouts
 from areno_fn.testing.layout_strategies import isos, state_dicts
 
 __all__ = [
     "DTYPES",
     "Node",
+    "configs",
     "documents",
+    "families",
     "isos",
     "keys",
+    "layouts",
     "packed",
     "packed_tokens",
     "prompts",

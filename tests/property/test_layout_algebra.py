@@ -55,7 +55,7 @@ def test_any_composition_is_a_bijection_that_moves_elements(iso: Iso) -> None:
 @given(strategies.isos(), strategies.keys())
 def test_composing_and_inverting_agree(iso: Iso, key: Any) -> None:
     """(f >> g) inverse is g inverse >> f inverse, and f >> f inverse is the identity."""
-    given_side = member(iso, random_bits(iso.source, key))
+    (given_side,) = member(iso, random_bits(iso.source, key))
     require_same((iso >> iso.inverse)(given_side), given_side, "there and back as one layout")
     then = product(rename(name, f"{name}.then", spec) for name, spec in iso.target.items())
     one, two = (iso >> then).inverse, then.inverse >> iso.inverse
@@ -69,8 +69,8 @@ def test_beside_each_other_layouts_do_not_meet(iso: Iso, key: Any) -> None:
     renamed = product(rename(f"other.{name}", name, spec) for name, spec in iso.source.items())
     other = renamed >> iso >> product(rename(name, f"other.{name}", spec) for name, spec in iso.target.items())
     both = iso | other
-    left = member(iso, random_bits(iso.source, key))
-    right = member(other, random_bits(other.source, key.fold(1)))
+    (left,) = member(iso, random_bits(iso.source, key))
+    (right,) = member(other, random_bits(other.source, key.fold(1)))
     require_same(both({**left, **right}), {**iso(left), **other(right)}, "side by side")
     assert len(both.parts) == len(iso.parts) + len(other.parts)
 
