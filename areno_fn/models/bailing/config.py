@@ -88,9 +88,7 @@ def config_from_hf(hf: Mapping[str, Any]) -> BailingShape:
     fields = text.fields
     for name in ("use_bias", "attention_bias"):
         fields.expect(name, False)
-    fields.expect("no_kda_lora", True)
-    fields.expect("gated_attention_proj_granularity_type", "head_wise")
-    delta = any(name.startswith("kda_") or name == "no_kda_lora" for name in hf)
+    delta = _is_delta(fields, hf)
     layers, heads = fields.integer("num_hidden_layers"), text.heads()
     return BailingShape(
         vocab_size=fields.integer("vocab_size"),
@@ -108,6 +106,17 @@ def config_from_hf(hf: Mapping[str, Any]) -> BailingShape:
         qk_norm=fields.boolean("use_qk_norm", default=False),
         expert_bias=fields.boolean("moe_router_enable_expert_bias", default=True),
     )
+
+
+def _is_delta(fields: Fields, hf: Mapping[str, Any]) -> bool:
+    """Whether linear attention is a delta net: the third generation, which speaks of kda ("Kimi delta attention")."""
+    older = any("V2" in name for name in fields.strings("architectures") or ())
+    if older or not any(name.startswith("kda_") or name == "no_kda_lora" for name in hf):
+        return False
+    fields.expect("no_kda_lora", True)
+    fields.expect("use_kda_lora", False)
+    fields.expect("gated_attention_proj_granularity_type", "head_wise")
+    return True
 
 
 def _latent(fields: Fields, *, gated: bool) -> Latent | None:
