@@ -63,7 +63,7 @@ def plan_adapter(folder: str, sites: Mapping[str, Site]) -> tuple[AdapterConfig,
 
 
 def load_adapter(folder: str, like: Adapters, device: torch.device) -> Adapters:
-    """Reads the matrices of a PEFT folder as float32 (float64 where they are), the dtype in which they are trained.
+    """Reads the matrices of a PEFT folder, in the dtype of `like`, in which they are trained.
 
     Args:
         folder: one that `plan_adapter` accepted.
@@ -74,10 +74,8 @@ def load_adapter(folder: str, like: Adapters, device: torch.device) -> Adapters:
         CheckpointError: the folder is damaged.
         LayoutError: it has changed since it was planned.
     """
-    layout = adapter_layout(like)
-    leaves = layout(read_adapter(folder).tensors)
-    wide = {name: x.to(device=device, dtype=torch.promote_types(x.dtype, torch.float32)) for name, x in leaves.items()}
-    return tree.unflatten(like, [wide[path] for path, _ in tree.leaves_with_path(like)])
+    leaves = adapter_layout(like)(read_adapter(folder).tensors)
+    return tree.map_with_path(lambda path, meta: leaves[path].to(device=device, dtype=meta.dtype), like)
 
 
 def save_adapter(folder: Path, config: AdapterConfig, adapters: Adapters) -> Path:

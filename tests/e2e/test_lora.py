@@ -138,7 +138,12 @@ def test_S1_the_reference_is_the_adapter_that_the_policy_starts_from(whole: Path
     plan, _ = started()
     start = dict(tree.leaves_with_path(params(whole, plan)[ACTOR]))
     assert all(leaf.any() for leaf in start.values())  # a reference without the adapter would be another model
-    kl = [line["train/kl"] for line in tiny.lines(out / "metrics.jsonl") if "train/kl" in line]
+    steps = [line for line in tiny.lines(out / "metrics.jsonl") if "train/kl" in line]
+    # what the rollout recorded is what training computes: the same view, adapter included
+    assert {line["train/ratio_mean"] for line in steps} == {1.0} and {line["train/ratio_std"] for line in steps} == {
+        0.0
+    }
+    kl = [line["train/kl"] for line in steps]
     assert kl[0] == 0.0 and all(value > 1e-6 for value in kl[2:])
     folders = sorted((out / "checkpoints").iterdir())
     assert len(folders) == 5

@@ -366,6 +366,26 @@ def test_rollouts_agree_with_training_before_and_after_updates() -> None:
         laws.rollout_matches_training(POLICY, view, prompts, Key.of(7), sampling, tolerance=1e-5)
 
 
+@pytest.mark.traced
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo does it itself
+def test_an_adapted_model_and_its_gradient_compile_without_a_graph_break() -> None:
+    config = FAMILY.config_from_hf({**HF, "num_hidden_layers": 1})
+    policy, sites = FAMILY.policy(config), chosen(FAMILY.layout(config, head_in_file=True), ("v_proj", "gate_proj"))
+    params, batch = FAMILY.init(config, Key.of(0)), packed()
+    adapters = noise(init(shapes(sites, lambda _: 2, lambda _: 0.5), Key.of(1)))
+
+    def loss(own: Any, frozen: Any) -> torch.Tensor:
+        view = adapt(frozen, own, sites)
+        hidden = policy.hidden(view, batch.tokens, batch.positions, batch.segments, bounds=(1, 24))
+        return policy.logits(view, hidden).sin().sum()
+
+    value, gradient = value_and_grad(loss)(adapters, params)
+    again, compiled = torch.compile(value_and_grad(loss), fullgraph=True, backend="aot_eager")(adapters, params)
+    torch.testing.assert_close(again, value)
+    for a, b in zip(tree.leaves(compiled), tree.leaves(gradient), strict=True):
+        torch.testing.assert_close(a, b)
+
+
 # ------------------------------------------------------------------------------------------------------- records
 
 
