@@ -21,6 +21,7 @@ def tiny(family: str, variant: str) -> Mapping[str, Any]:
 # -------------------------------------------------------------------------------------------------- random
 
 counts = st.integers(1, 3)
+layers = st.integers(1, 2)
 head_counts = st.sampled_from((1, 2, 3, 4, 8))
 channels = st.integers(1, 9)
 flags = st.booleans()
@@ -33,11 +34,11 @@ def _fields(**strategies: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str,
 
 @st.composite
 def _sd3(draw: Draw) -> dict[str, Any]:
-    heads, head, layers = draw(head_counts), 4 * draw(counts), draw(counts)
-    dual = st.lists(st.integers(0, layers - 1), unique=True)
+    heads, head, number = draw(head_counts), 4 * draw(counts), draw(counts)
+    dual = st.lists(st.integers(0, number - 1), unique=True)
     return {
         "num_attention_heads": heads, "attention_head_dim": head, "caption_projection_dim": heads * head,
-        "num_layers": layers, "dual_attention_layers": draw(dual), "qk_norm": draw(st.sampled_from((None, "rms_norm"))),
+        "num_layers": number, "dual_attention_layers": draw(dual), "qk_norm": draw(st.sampled_from((None, "rms_norm"))),
         "sample_size": 8,
     } | draw(_fields(
         patch_size=counts, in_channels=channels, out_channels=optional, joint_attention_dim=channels,
@@ -54,7 +55,7 @@ def _z_image(draw: Draw) -> dict[str, Any]:
         "dim": heads * head, "n_heads": heads, "n_kv_heads": heads, "axes_dims": [2, 2, head - 4],
         "axes_lens": [4, 4, 4], "all_patch_size": sides, "all_f_patch_size": frames,
     } | draw(_fields(
-        n_layers=counts, n_refiner_layers=st.integers(0, 2), in_channels=channels, cap_feat_dim=channels,
+        n_layers=layers, n_refiner_layers=st.integers(0, 2), in_channels=channels, cap_feat_dim=channels,
         siglip_feat_dim=optional, qk_norm=flags,
     ))  # fmt: skip
 
@@ -71,18 +72,18 @@ _flux2 = _fields(
     mlp_ratio=st.floats(1.0, 4.0),
 )  # fmt: skip
 _qwen_image = _fields(
-    num_layers=counts, num_attention_heads=head_counts, attention_head_dim=channels, patch_size=counts,
+    num_layers=layers, num_attention_heads=head_counts, attention_head_dim=channels, patch_size=counts,
     in_channels=channels, out_channels=optional, joint_attention_dim=channels, use_additional_t_cond=flags,
     zero_cond_t=flags, guidance_embeds=flags,
 )  # fmt: skip
 _wan = _fields(
-    num_layers=counts, num_attention_heads=head_counts, attention_head_dim=st.sampled_from((6, 8, 12, 14)),
+    num_layers=layers, num_attention_heads=head_counts, attention_head_dim=st.sampled_from((6, 8, 12, 14)),
     ffn_dim=channels.map(lambda each: 24 * each), patch_size=st.lists(counts, min_size=3, max_size=3), in_channels=channels,
     out_channels=optional, text_dim=channels, freq_dim=channels, cross_attn_norm=flags, image_dim=optional,
     added_kv_proj_dim=optional, pos_embed_seq_len=optional, rope_max_seq_len=st.just(4),
 )  # fmt: skip
 _ltx2 = _fields(
-    num_layers=counts, caption_channels=channels, attention_bias=flags, attention_out_bias=flags,
+    num_layers=layers, caption_channels=channels, attention_bias=flags, attention_out_bias=flags,
     norm_elementwise_affine=flags, use_prompt_embeddings=flags, use_prompt_adaln_single=flags,
     use_keyframes_abs_pos_embedding=flags, perturbed_attn=flags,
     **{

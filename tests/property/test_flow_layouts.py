@@ -19,6 +19,10 @@ from areno_fn.models.flow_layouts import FLOW_LAYOUTS
 from areno_fn.testing import laws
 
 DTYPES = (torch.bfloat16, torch.float32)
+FILES = settings(
+    settings.get_profile("layouts"), max_examples=max(3, settings.get_profile("layouts").max_examples // 3)
+)
+"""A third of the examples, since each of these writes and reads folders."""
 RANKS = (1, 2, 3, 4, 8)
 UNEVEN = ("flux2", "z_image")
 """The families whose networks may have a width that ranks cannot share although they can share the heads."""
@@ -65,7 +69,7 @@ def test_files_and_leaves_of_every_variant_round_trip(family: str, variant: str)
 
 
 @pytest.mark.parametrize("family", FLOW_LAYOUTS)
-@settings(settings.get_profile("layouts"))
+@settings(FILES)
 @given(data=st.data())
 def test_random_configurations_round_trip_on_any_number_of_ranks(family: str, data: st.DataObject) -> None:
     layouts = FLOW_LAYOUTS[family]
