@@ -42,7 +42,10 @@ def layout_agrees(iso: Iso, reference: Plain, *, file: Specs | None = None) -> N
     with refusals("the layout does not take the tensors that it declares"):
         tensors = takes(iso)
         leaves = moved(iso, tensors)
-    expected = dict(reference(dict(tensors)))
+    try:
+        expected = dict(reference(dict(tensors)))
+    except AssertionError as error:
+        raise AssertionError(f"the reference refuses what the layout takes: {error or 'it says no more'}") from error
     _require_placed(leaves, expected, numbering, "the leaves")
 
 
