@@ -18,7 +18,7 @@ from areno_fn.contracts.adapter import Adapted, LowRank
 from areno_fn.contracts.errors import ModelError
 from areno_fn.contracts.key import Key
 from areno_fn.kernels.merge import merged, unmerged
-from areno_fn.models.adapter_sites import Site
+from areno_fn.models.adapter_sites import Runs, Site
 
 T = TypeVar("T")
 
@@ -87,32 +87,35 @@ def adapt(base: T, adapters: Mapping[str, LowRank], sites: Sequence[Site], dtype
             f"adapters and sites must be of the same modules, but one of them lacks {', '.join(differing)}"
         )
     places: dict[str, list[Site]] = {}
-    for site in sorted(sites, key=lambda site: site.start):
-        places.setdefault(site.leaf, []).append(site)
+    for site in sites:
+        for leaf in dict.fromkeys(leaf for leaf, _, _ in site.runs):
+            places.setdefault(leaf, []).append(site)
 
     def stand(path: str, leaf: Any) -> Any:
         if path not in places:
             return leaf
-        parts = [adapters[site.module] for site in places[path]]
+        parts = [(adapters[site.module], site.runs) for site in places[path]]
+        a = parts[0][0].a if len(parts) == 1 else torch.cat([part.a for part, _ in parts])
         kind = leaf.dtype if dtype is None else dtype
-        a = parts[0].a if len(parts) == 1 else torch.cat([part.a for part in parts])
-        b = _diagonal(parts, [site.start for site in places[path]], leaf.shape[0])
-        return Adapted(weight=leaf, a=a.to(kind), b=b.to(kind))
+        return Adapted(weight=leaf, a=a.to(kind), b=_diagonal(path, parts, leaf.shape[0]).to(kind))
 
     return tree.map_with_path(stand, base)
 
 
-def _diagonal(parts: Sequence[LowRank], starts: Sequence[int], rows: int) -> torch.Tensor:
-    """The scaled B of all parts [rows, R]: each in its own columns, from its own row on, zeros elsewhere."""
-    blocks, row, column, columns = [], 0, 0, sum(part.b.shape[1] for part in parts)
-    for number, (part, start) in enumerate(zip(parts, starts, strict=True)):
-        height, width = part.b.shape
-        end = starts[number + 1] if number + 1 < len(starts) else rows
-        above = start - row if number == 0 else 0
-        margins = (column, columns - column - width, above, end - start - height)
-        scaled = part.b * part.scale
-        blocks.append(F.pad(scaled, margins) if any(margins) else scaled)
-        row, column = end, column + width
+def _diagonal(leaf: str, parts: Sequence[tuple[LowRank, Runs]], rows: int) -> torch.Tensor:
+    """The scaled B of all parts of a leaf [rows, R]: each in columns of its own, in the rows where it belongs, else zeros."""
+    pieces: list[tuple[int, torch.Tensor, int]] = []  # first row in the leaf, what stands there, its first column
+    column = 0
+    for part, runs in parts:
+        cut = (part.b * part.scale).split([count for _, _, count in runs])
+        pieces += [(start, piece, column) for (own, start, _), piece in zip(runs, cut, strict=True) if own == leaf]
+        column += part.b.shape[1]
+    pieces.sort(key=lambda item: item[0])
+    ends = [start for start, _, _ in pieces[1:]] + [rows]
+    blocks = [
+        F.pad(piece, (left, column - left - piece.shape[1], start if number == 0 else 0, end - start - piece.shape[0]))
+        for number, ((start, piece, left), end) in enumerate(zip(pieces, ends, strict=True))
+    ]
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
 

@@ -16,7 +16,7 @@ from areno_fn.contracts.adapter import Adapted, LowRank
 from areno_fn.contracts.batch import PackedTokens, Prompts
 from areno_fn.contracts.errors import ModelError, RecordError
 from areno_fn.contracts.key import Key
-from areno_fn.contracts.layout import Iso, TensorSpec, concat, deinterleave, product, rename, stack, transpose
+from areno_fn.contracts.layout import Iso, TensorSpec, concat, deinterleave, product, rename, stack, tie, transpose
 from areno_fn.contracts.record import replace
 from areno_fn.contracts.spec import AdamWSpec, Sampling
 from areno_fn.contracts.state import Counters, Cursor, TrainState
@@ -25,6 +25,7 @@ from areno_fn.models import FAMILIES
 from areno_fn.models.adapter_sites import chosen, shortest_targets, sites_of
 from areno_fn.models.adapters import adapt, init, merge, shapes, unmerge
 from areno_fn.models.decoder import Decoder
+from areno_fn.models.layouts import LAYOUTS
 from areno_fn.steps.compose import pipeline, train_step
 from areno_fn.steps.objectives.cross_entropy import cross_entropy
 from areno_fn.steps.optimizers.adamw import adamw
@@ -68,7 +69,8 @@ def test_sites_are_the_rows_of_the_leaves_that_the_layout_says() -> None:
     leaves = LAYOUT(file)
     sites = sites_of(LAYOUT)
     for site in sites:
-        rows = leaves[site.leaf][site.start : site.start + site.rows]
+        ((leaf, start, count),) = site.runs
+        rows = leaves[leaf][start : start + count]
         assert torch.equal(rows, file[f"{site.module}.weight"])
         assert rows.shape == (site.rows, site.columns)
     matrices = [name for name, spec in LAYOUT.source.items() if len(spec.shape) == 2]
@@ -84,16 +86,16 @@ def test_all_linear_maps_of_the_layers_are_the_default(family: str) -> None:
     wanted |= {f"model.layers.{i}.mlp.{name}" for i in range(12) for name in EVERY[4:]}
     assert {site.module for site in sites} == wanted and len(sites) == 84
     assert sorted(shortest_targets(sites, layout)) == sorted(EVERY)
-    layers = [int(site.leaf.split(".")[1]) for site in sites]
+    layers = [int(site.module.split(".")[2]) for site in sites]
     assert layers == sorted(layers)  # layer 10 behind layer 9
 
 
 def test_targets_name_modules_by_their_ends() -> None:
     assert {site.name for site in chosen(LAYOUT, ("q_proj", "v_proj"))} == {"q_proj", "v_proj"}
     (one,) = chosen(LAYOUT, ("model.layers.1.mlp.up_proj",))
-    assert (one.leaf, one.start, one.rows, one.columns) == ("layers.1.gate_up", 80, 80, 48)
+    assert (one.runs, one.rows, one.columns) == ((("layers.1.gate_up", 80, 80),), 80, 48)
     assert shortest_targets((one,), LAYOUT) == ("model.layers.1.mlp.up_proj",)  # "up_proj" would name layer 0's too
-    assert [site.leaf for site in chosen(LAYOUT, ("lm_head",))] == ["head"]
+    assert [site.runs for site in chosen(LAYOUT, ("lm_head",))] == [(("head", 0, 97),)]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,10 @@ def test_targets_name_modules_by_their_ends() -> None:
     [
         ("qproj", "the model has no module 'qproj'; its linear maps are lm_head, "),
         ("proj", "the model has no module 'proj'"),
-        ("embed_tokens", "'embed_tokens' names 'model.embed_tokens', which cannot be adapted: routed experts, "),
+        (
+            "embed_tokens",
+            "'embed_tokens' names 'model.embed_tokens', which cannot be adapted: routers and routed experts, ",
+        ),
         ("q_norm", "'q_norm' names 'model.layers.0.self_attn.q_norm', which cannot be adapted"),
     ],
 )
@@ -111,25 +116,55 @@ def test_a_target_that_is_no_linear_map_is_refused(target: str, words: str) -> N
     assert str(caught.value).startswith(words)
 
 
-def test_weights_that_do_not_lie_in_rows_of_one_matrix_are_no_sites() -> None:
+def test_weights_that_are_no_rows_of_matrices_are_no_sites() -> None:
     square, tall = TensorSpec((4, 4)), TensorSpec((8, 4))
     experts = [f"layers.0.experts.{i}.w.weight" for i in range(3)]
-    halves = {"q": square, "gate": square}
     layout: Iso = product(
         [
             stack(experts, "layers.0.experts", square),
             transpose("layers.0.conv1d.weight", "layers.0.turned", square),
-            deinterleave("layers.0.q_gate.weight", halves, blocks=2) >> concat(halves, "layers.0.qg"),
+            tie("layers.0.twice", ["layers.0.one.weight", "layers.0.other.weight"], square),
+            rename("layers.0.gate.weight", "layers.0.router", square),
             rename("layers.0.plain.weight", "layers.0.plain", tall),
             rename("layers.0.plain.bias", "layers.0.plain_bias", TensorSpec((8,))),
         ]
     )
     assert [site.module for site in chosen(layout)] == ["layers.0.plain"]
-    for target in ("w", "conv1d", "q_gate"):
+    for target in ("w", "conv1d", "one", "gate"):
         with pytest.raises(ModelError, match="cannot be adapted"):
             chosen(layout, (target,))
     with pytest.raises(ModelError, match="no linear map in its layers that can be adapted"):
         chosen(rename("layers.0.norm.weight", "layers.0.norm", TensorSpec((8,))))
+
+
+def test_rows_that_a_layout_deals_out_by_heads_are_followed() -> None:
+    halves = {"q": TensorSpec((4, 3)), "gate": TensorSpec((4, 3))}
+    dealt = deinterleave("layers.0.q_gate.weight", halves, blocks=2)
+    (apart,) = chosen(dealt)
+    assert apart.runs == (("q", 0, 2), ("gate", 0, 2), ("q", 2, 2), ("gate", 2, 2))
+    (joined,) = chosen(dealt >> concat(halves, "layers.0.qg"))
+    assert joined.runs == tuple(("layers.0.qg", start, 2) for start in (0, 4, 2, 6))
+
+
+VARIANTS = [(name, variant) for name, family in LAYOUTS.items() for variant in family.variants]
+
+
+@pytest.mark.parametrize(("name", "variant"), VARIANTS)
+def test_an_adapted_tree_is_the_tree_of_the_adapted_file_in_every_family(name: str, variant: str) -> None:
+    family = LAYOUTS[name]
+    layout = family.layout(family.config_from_hf(dict(family.variants[variant])))
+    generator = torch.Generator().manual_seed(0)
+    file = {n: torch.randint(-9, 9, spec.shape, generator=generator).float() for n, spec in layout.source.items()}
+    sites = chosen(layout)
+    adapters = tree.map(
+        lambda x: torch.randint(-3, 3, x.shape, generator=generator).float(), shapes(sites, lambda _: 2, lambda _: 2.0)
+    )
+    changed = dict(file)
+    for module, part in adapters.items():
+        changed[f"{module}.weight"] = file[f"{module}.weight"] + 2.0 * part.b @ part.a
+    merged = merge(adapt(layout(file), adapters, sites))
+    for path, leaf in layout(changed).items():
+        assert torch.equal(merged[path], leaf), path
 
 
 # ------------------------------------------------------------------------------------------------- computation
@@ -247,7 +282,7 @@ def test_K22_integers_come_back_bit_for_bit_and_a_merge_is_no_silent_nothing() -
     assert tree.equal(unmerge(merged, whole), params)
     before = dict(tree.leaves_with_path(params))
     changed = [path for path, x in tree.leaves_with_path(merged) if not torch.equal(x, before[path])]
-    assert sorted(changed) == sorted({site.leaf for site in sites})
+    assert sorted(changed) == sorted({leaf for site in sites for leaf, _, _ in site.runs})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
