@@ -77,6 +77,20 @@ def test_the_guide_to_losses_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert state.counters.optimizer_step == 1
 
 
+def test_the_guide_to_layouts_runs_and_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs/adding/model.md").read_text(encoding="utf-8")
+    scope: dict[str, object] = {"__name__": "guide"}
+    compared = 0
+    for language, content in re.findall(r"```(python|text)\n(.*?)```", text, flags=re.DOTALL):
+        if language == "python":
+            assert capsys.readouterr().out == "", "the guide shows all that is printed"
+            exec(compile(content, "guide", "exec"), scope)
+        else:
+            assert capsys.readouterr().out == content
+            compared += 1
+    assert compared == 4
+
+
 def test_the_make_targets_of_the_readme_exist() -> None:
     named = set(re.findall(r"^make (\w+)", "\n".join(blocks("README.md", "bash")), flags=re.MULTILINE))
     makefile = (ROOT / "Makefile").read_text()
