@@ -13,8 +13,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from areno_fn.ckpt.folder import CONFIG, GENERATION, HFFolder
+from areno_fn.ckpt.naming import NAMINGS
 from areno_fn.ckpt.paths import member, read_small
-from areno_fn.ckpt.store import INDEX, SINGLE
 from areno_fn.contracts.errors import CheckpointError
 
 _TEMPLATES = "additional_chat_templates"
@@ -59,10 +59,11 @@ def require_replaceable(out: Path, files: set[str]) -> None:
     """
     if not out.is_dir():
         return
+    weights = [name for naming in NAMINGS for name in (naming.single, naming.index, naming.pattern)]
     for path in sorted(out.rglob("*")):
         name = path.relative_to(out).as_posix()
-        own = name in files or name in (CONFIG, SINGLE, INDEX, _TEMPLATES) or _is_carried(name)
-        if not own and not fnmatch.fnmatchcase(name, "model-*-of-*.safetensors"):
+        own = name in files or name in (CONFIG, _TEMPLATES) or _is_carried(name)
+        if not own and not _matches(name, weights):
             raise CheckpointError(f"{out} holds {name}, which would be lost; move it or write to another folder")
 
 

@@ -13,6 +13,7 @@ from areno_fn.ckpt import atomic, disk
 from areno_fn.ckpt.carry import carried, require_replaceable
 from areno_fn.ckpt.dtypes import DtypePolicy
 from areno_fn.ckpt.folder import CONFIG, HFFolder
+from areno_fn.ckpt.naming import TRANSFORMERS, Naming
 from areno_fn.ckpt.outgoing import Maker, either, outgoing, passed_through
 from areno_fn.ckpt.shards import json_text, write_weights
 from areno_fn.ckpt.tensorfile import Reader
@@ -34,6 +35,7 @@ def save(
     files: Mapping[str, bytes] | None = None,
     without: Collection[str] = (),
     threads: int = 2,
+    naming: Naming | None = None,
 ) -> Path:
     """Writes a folder that `open_folder`, and transformers, read. It appears whole, or the old one stays.
 
@@ -53,6 +55,8 @@ def save(
         files: further files by name; they win over carried ones.
         without: patterns of names that are not carried over from `source`.
         threads: how many weight files are written at a time.
+        naming: what they are called, such as `areno_fn.ckpt.naming.DIFFUSERS`; None: as in `source`, or as
+            transformers does without one.
 
     Returns:
         The folder.
@@ -81,6 +85,7 @@ def save(
             files=files,
             without=without,
             threads=threads,
+            naming=naming,
         )
 
 
@@ -96,13 +101,14 @@ def write_folder(
     files: Mapping[str, bytes] | None = None,
     without: Collection[str] = (),
     threads: int = 1,
+    naming: Naming | None = None,
 ) -> Path:
     """Writes a folder of tensors that are made one by one; the part of `save` that needs no layout.
 
     Args:
         specs: every tensor of the files, with its dtype.
         fetch: gives each tensor when its turn comes; called by several threads when `threads` is more than one.
-        out, config, source, shard_bytes, metadata, files, without, threads: as for `save`.
+        out, config, source, shard_bytes, metadata, files, without, threads, naming: as for `save`.
 
     Returns:
         The folder.
@@ -114,8 +120,9 @@ def write_folder(
     require_replaceable(Path(out), set(others))
     header = {**(source.store.metadata if source else {}), **(metadata or {}), "format": "pt"}
     index = dict(source.store.index_metadata or {}) if source else {}
+    called = naming or (source.store.naming if source else TRANSFORMERS)
     with atomic.folder(Path(out)) as scratch:
-        write_weights(scratch, specs, fetch, header, index, shard_bytes, threads)
+        write_weights(scratch, specs, fetch, header, index, shard_bytes, threads, called)
         _write_others(scratch, others)
     return Path(out)
 

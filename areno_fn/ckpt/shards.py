@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from areno_fn.ckpt import atomic
-from areno_fn.ckpt.store import INDEX, SINGLE
+from areno_fn.ckpt.naming import Naming
 from areno_fn.ckpt.tensorfile import write_tensors
 from areno_fn.contracts.errors import CheckpointError
 from areno_fn.contracts.layout import Specs, TensorSpec
@@ -25,6 +25,7 @@ def write_weights(
     index: Mapping[str, Any],
     shard_bytes: int,
     threads: int,
+    naming: Naming,
 ) -> None:
     """Writes the files and, where there are several, the index with the exact size of all tensors.
 
@@ -36,6 +37,7 @@ def write_weights(
         index: metadata for the index; `total_size` is added.
         shard_bytes: most bytes of tensors in a file; a tensor that is larger has one for itself.
         threads: how many files are written at a time.
+        naming: what they are called.
 
     Raises:
         CheckpointError: `shard_bytes` or `threads` is less than one, or a tensor is not what was declared.
@@ -44,9 +46,7 @@ def write_weights(
     if threads < 1:
         raise CheckpointError(f"threads must be at least 1, received {threads}")
     shards = _shards(specs, shard_bytes)
-    names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
-    if len(shards) == 1:
-        names = [SINGLE]
+    names = naming.files(len(shards))
     with ThreadPoolExecutor(min(threads, len(shards)), thread_name_prefix="write") as pool:
         written = [
             pool.submit(write_tensors, folder / name, {tensor: specs[tensor] for tensor in tensors}, fetch, metadata)
@@ -62,7 +62,7 @@ def write_weights(
         weight_map = {tensor: name for name, tensors in zip(names, shards, strict=True) for tensor in tensors}
         total = sum(_nbytes(spec) for spec in specs.values())
         values = {"metadata": {**index, "total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
-        atomic.write_file(folder / INDEX, json_text(values))
+        atomic.write_file(folder / naming.index, json_text(values))
 
 
 def json_text(values: Any) -> bytes:

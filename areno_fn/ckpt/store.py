@@ -11,13 +11,14 @@ import attrs
 
 from areno_fn.ckpt.header import Entry, Header, read_header
 from areno_fn.ckpt.jsontext import strict_json
+from areno_fn.ckpt.naming import NAMINGS, TRANSFORMERS, Naming
 from areno_fn.ckpt.paths import member, read_small
 from areno_fn.ckpt.words import brief, listed
 from areno_fn.contracts.errors import CheckpointError
 from areno_fn.contracts.layout import TensorSpec
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
+SINGLE = TRANSFORMERS.single
+INDEX = TRANSFORMERS.index
 
 
 @attrs.frozen
@@ -29,6 +30,7 @@ class Store:
         files: header of each file, by its name in the folder.
         places: the file that holds each tensor.
         index_metadata: the metadata of the index; None when there is a single file and no index.
+        naming: what its files are called.
         specs: shape and dtype of every tensor.
     """
 
@@ -36,6 +38,7 @@ class Store:
     files: Mapping[str, Header]
     places: Mapping[str, str]
     index_metadata: Mapping[str, Any] | None = None
+    naming: Naming = TRANSFORMERS
     specs: Mapping[str, TensorSpec] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -62,19 +65,22 @@ def open_store(folder: Path) -> Store:
         CheckpointError: there are no safetensors weights, or two sets of them; a file is damaged; the index
             and the files do not say the same, in which case every offending file and tensor is listed.
     """
-    single, index = (os.path.lexists(folder / name) for name in (SINGLE, INDEX))
-    if single and index:
-        raise CheckpointError(f"{folder} holds both {SINGLE} and {INDEX}; remove the one that is not meant")
-    if index:
-        return _open_sharded(folder)
-    if single:
-        header = read_header(member(folder, SINGLE))
-        return Store(folder, {SINGLE: header}, dict.fromkeys(header.entries, SINGLE))
-    raise CheckpointError(_why_no_weights(folder))
+    found = [
+        (naming, name) for naming in NAMINGS for name in (naming.single, naming.index) if os.path.lexists(folder / name)
+    ]
+    if not found:
+        raise CheckpointError(_why_no_weights(folder))
+    (naming, name), *others = found
+    if others:
+        raise CheckpointError(f"{folder} holds both {name} and {others[0][1]}; remove the one that is not meant")
+    if name == naming.index:
+        return _open_sharded(folder, naming)
+    header = read_header(member(folder, name))
+    return Store(folder, {name: header}, dict.fromkeys(header.entries, name), naming=naming)
 
 
-def _open_sharded(folder: Path) -> Store:
-    path = member(folder, INDEX)
+def _open_sharded(folder: Path, naming: Naming) -> Store:
+    path = member(folder, naming.index)
     weight_map, metadata = _read_index(path)
     headers, damaged = _read_headers(folder, sorted(set(weight_map.values())))
     missing = [name for name, fault in damaged.items() if not fault]
@@ -85,7 +91,7 @@ def _open_sharded(folder: Path) -> Store:
         problems.insert(0, f"it names files that are not there: {shown} ({lost} tensors); copy them into the folder")
     if problems:
         raise CheckpointError(f"{path} does not agree with its files: {listed(problems)}")
-    return Store(folder, headers, weight_map, metadata)
+    return Store(folder, headers, weight_map, metadata, naming)
 
 
 def _read_headers(folder: Path, names: Iterable[str]) -> tuple[dict[str, Header], dict[str, str]]:
