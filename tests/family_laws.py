@@ -115,13 +115,19 @@ def require_files(case: Case) -> None:
 
 def numbered(case: Case) -> dict[str, torch.Tensor]:
     """The tensors of the file, every element another number; those of a tied head are the embedding's."""
-    tensors, start = {}, 0
-    for name, spec in case.layout.source.items():
-        tensors[name] = torch.arange(start, start + spec.numel).reshape(spec.shape)
-        start += spec.numel
+    tensors = numbered_tensors(case.layout)
     if text_of(case.hf)["tied"] and HEAD in tensors:
         embed = next(name for name in tensors if "embed" in name and "per_layer" not in name)
         tensors[HEAD] = tensors[embed].clone()
+    return tensors
+
+
+def numbered_tensors(layout: Iso) -> dict[str, torch.Tensor]:
+    """What a layout takes, every element another number."""
+    tensors, start = {}, 0
+    for name, spec in layout.source.items():
+        tensors[name] = torch.arange(start, start + spec.numel).reshape(spec.shape)
+        start += spec.numel
     return tensors
 
 
