@@ -47,6 +47,21 @@ def open_file(path: Path) -> int:
     return descriptor
 
 
+def destination(path: str | Path) -> Path:
+    """A place to write to, of which nothing need be there yet.
+
+    Raises:
+        CheckpointError: no file system takes such a name.
+    """
+    if "\0" in str(path):
+        raise CheckpointError(f"{str(path)!r} holds a NUL character, which no path can; choose another name")
+    try:
+        Path(path).exists()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be written ({error.strerror}); choose another name") from error
+    return Path(path)
+
+
 def read_small(path: Path, limit: int = 100_000_000) -> bytes:
     """The contents of a file of at most `limit` bytes.
 

@@ -15,7 +15,7 @@ import torch
 
 from areno_fn.ckpt import atomic
 from areno_fn.ckpt.header import Header, read_header, strict_json
-from areno_fn.ckpt.paths import member, read_small
+from areno_fn.ckpt.paths import destination, member, read_small
 from areno_fn.ckpt.peft_config import AdapterConfig, config_from_json, config_to_json
 from areno_fn.ckpt.tensorfile import Reader, write_tensors
 from areno_fn.contracts.errors import CheckpointError
@@ -81,13 +81,13 @@ def open_adapter(folder: str | Path) -> AdapterFolder:
     Raises:
         CheckpointError: a file is missing or damaged; otherwise lists every field and tensor that cannot be used.
     """
+    if "\0" in str(folder):
+        raise CheckpointError(f"{str(folder)!r} holds a NUL character, which no path can; an adapter is needed")
     path = Path(folder)
-    atomic.restore(path)
-    if not path.is_dir():
-        raise CheckpointError(f"{path} is {'not a folder' if path.exists() else 'not there'}; an adapter is needed")
-    for name in (CONFIG, WEIGHTS):
-        if not (path / name).exists():
-            raise CheckpointError(f"{path} has no {name}; {_why_none(path, name)}")
+    try:
+        _require_files(path)
+    except OSError as error:  # a name that is too long, or a folder that must not be entered
+        raise CheckpointError(f"{path} cannot be opened ({error.strerror}); an adapter is needed") from error
     values = strict_json(read_small(member(path, CONFIG), _LONGEST_CONFIG), str(path / CONFIG))
     if not isinstance(values, dict):
         raise CheckpointError(f"{path / CONFIG} holds a JSON {type(values).__name__}, it must be an object")
@@ -123,7 +123,7 @@ def write_adapter(folder: str | Path, config: AdapterConfig, tensors: Mapping[st
         CheckpointError: lists every tensor that is none of an adapter with this configuration; or the folder holds
             something else, or the disk refuses.
     """
-    path = Path(folder)
+    path = destination(folder)
     specs = {name: spec_of(tensor) for name, tensor in tensors.items()}
     _modules(config, specs, f"the adapter for {path}")
     others = (
@@ -138,6 +138,15 @@ def write_adapter(folder: str | Path, config: AdapterConfig, tensors: Mapping[st
         write_tensors(scratch / WEIGHTS, specs, tensors.__getitem__, {"format": "pt"})
         atomic.write_file(scratch / CONFIG, text.encode())
     return path
+
+
+def _require_files(path: Path) -> None:
+    atomic.restore(path)
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is {'not a folder' if path.exists() else 'not there'}; an adapter is needed")
+    for name in (CONFIG, WEIGHTS):
+        if not (path / name).exists():
+            raise CheckpointError(f"{path} has no {name}; {_why_none(path, name)}")
 
 
 def _modules(config: AdapterConfig, specs: Mapping[str, TensorSpec], where: str) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import torch
 
 from areno_fn.ckpt.dtypes import DtypePolicy, converted
 from areno_fn.ckpt.folder import HFFolder, open_folder
+from areno_fn.ckpt.paths import destination
 from areno_fn.ckpt.peft import AdapterFolder, key_of, open_adapter
 from areno_fn.ckpt.save import with_dtype, write_folder
 from areno_fn.ckpt.tensorfile import Reader
@@ -58,7 +59,8 @@ def convert(
             `out` holds other things or is `source`, or the disk refuses.
     """
     folder = open_folder(source)
-    if Path(out).exists() and Path(out).resolve() == Path(source).resolve():
+    target = destination(out)
+    if target.exists() and target.samefile(source):
         raise CheckpointError(f"{out} is the folder that is read; write to another one")
     opened = None if adapter is None else open_adapter(adapter)
     modules = {} if opened is None else adapted_weights(folder, opened)
@@ -68,7 +70,9 @@ def convert(
     specs = {n: TensorSpec(s.shape, converted(s.dtype or torch.float32, dtype)) for n, s in folder.specs.items()}
     with Reader() as reader:
         fetch = _fetcher(reader, folder, specs, opened, modules)
-        return write_folder(out, specs, fetch, with_dtype(folder.config, dtype), source=folder, shard_bytes=shard_bytes)
+        return write_folder(
+            target, specs, fetch, with_dtype(folder.config, dtype), source=folder, shard_bytes=shard_bytes
+        )
 
 
 def adapted_weights(folder: HFFolder, adapter: AdapterFolder) -> dict[str, str]:

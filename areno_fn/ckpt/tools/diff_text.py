@@ -15,7 +15,7 @@ DEFINITION = "relative difference = ||a - b|| / max(||a||, 1.2e-38) over the fin
 
 def title(letter: str, source: Source) -> str:
     """One line on what is compared."""
-    kind = source.config.get("model_type") or source.config.get("peft_type")
+    kind = source.config.get("model_type")
     tied = ", tied" if is_tied(source.config) else ""
     nbytes = sum(source.entry(name).nbytes for name in source.files)
     what = f"{WORDS[source.kind]}{f' ({kind}{tied})' if kind else ''}"

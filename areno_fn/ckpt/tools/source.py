@@ -27,11 +27,13 @@ WORDS: dict[Kind, str] = {
 }
 _MARKS: dict[str, Kind] = {
     MANIFEST: "state",
-    peft.CONFIG: "adapter",
-    CONFIG: "folder",
     INDEX: "folder",
     SINGLE: "folder",
+    peft.CONFIG: "adapter",
+    CONFIG: "folder",
 }
+"""The first that is there decides: an adapter may stand beside the configuration of its model, but not its weights."""
+
 _MOST_NAMED = 8
 
 
