@@ -7,5 +7,6 @@
         with strict():
             laws.gradient(my_objective, params, batch)
 
+The laws of layouts, checkpoints and resumed runs are among them; docs/adding/model.md shows them at work.
 `strategies` needs the package hypothesis; nothing else here does.
 """

@@ -24,9 +24,11 @@ from areno_fn.testing.checkpoints import checkpoint_roundtrip
 from areno_fn.testing.isos import iso_roundtrip
 from areno_fn.testing.layouts import layout_agrees, placements_agree, shards_agree
 from areno_fn.testing.resume import resume_exact
+from areno_fn.testing.resume import Run, resume_exact
 from areno_fn.testing.strict import strict
 
 __all__ = [
+    "Run",
     "checkpoint_roundtrip",
     "exact_under_split",
     "gradient",
