@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -240,9 +238,3 @@ def test_what_is_no_checkpoint_is_code_2(
     assert main(command, [name, str(tmp_path / place)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {tmp_path / place} ")
-
-
-def test_the_module_runs(tmp_path: Path) -> None:
-    given = [sys.executable, "-m", "areno_fn.ckpt", "verify", str(tmp_path)]
-    done = subprocess.run(given, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
-    assert (done.returncode, done.stderr) == (2, f"error: {tmp_path} holds no checkpoint\n")
