@@ -49,6 +49,11 @@ class Writer:
     def __enter__(self) -> Writer:
         return self
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether something that was saved is not yet whole on the disk."""
+        return self._pending is not None and not self._pending.done()
+
     def save(self, step: int, state: TrainState) -> None:
         """Takes a copy of a state and begins to write it.
 

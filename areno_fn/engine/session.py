@@ -107,7 +107,12 @@ def _train(made: Plan, outputs: Outputs, display: Display, resume: bool, accept:
     try:
         # the writer is inside, so that what interrupts the wait for its last write is still listened to
         with _asked_to_stop() as stop, writer:
-            return train(made, donate(state), recorder, stop)
+            try:
+                return train(made, donate(state), recorder, stop)
+            except KeyboardInterrupt:
+                if writer.is_writing:
+                    display.message("waiting until the last checkpoint is whole; interrupt once more to give it up")
+                raise
     except (DivergenceError, RewardError):
         if latest(outputs.checkpoints) is not None:
             display.message(f"stopped by an error; when it is mended, {_how_to_go_on(outputs)}")

@@ -97,7 +97,7 @@ def _require_phases(plan: Plan, at: Cursor, recorded: RunSpec | None) -> None:
         raise SpecError(
             "accept: 'phases' cannot be accepted without the spec.yaml of the run, which says in which phase it stands"
         )
-    before = [phase.name for phase in recorded.phases[: at.phase + 1]]
+    before = [phase.name for phase in recorded.phases[: at.phase + (at.step > 0)]]
     now = [phase.name for phase in plan.spec.phases[: len(before)]]
     if now != before:
         raise SpecError(

@@ -16,7 +16,9 @@ from e2e import judges, tiny
 from e2e.test_kill import JUDGED, failing, interrupt
 
 from areno_fn.ckpt import disk
+from areno_fn.ckpt.background import Writer
 from areno_fn.ckpt.verify import verify_state
+from areno_fn.world.display import PlainDisplay
 from areno_fn.world.trackers import JsonlTracker
 
 
@@ -155,3 +157,51 @@ def test_an_error_in_the_library_is_a_traceback(spec: Path, tmp_path: Path, monk
     monkeypatch.setattr(disk, "create", broken)
     with pytest.raises(ZeroDivisionError):
         tiny.run(spec, tmp_path / "out")
+
+
+def interrupt_twice() -> float:
+    interrupt()
+    return interrupt()
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_second_interruption_says_what_it_waits_for(spec: Path, tmp_path: Path) -> None:
+    judges.prepare(training=[0.25, 0.25, interrupt_twice])
+    done = tiny.run(spec, tmp_path / "out")
+    assert (done.code, done.err) == (130, "interrupted\n")
+    assert done.out.endswith("waiting until the last checkpoint is whole; interrupt once more to give it up\n")
+    assert verify_state(tiny.last_checkpoint(tmp_path / "out")).step == 6
+
+
+def test_a_third_interruption_gives_the_last_checkpoint_up(
+    spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk hangs over the checkpoint after step 6 until the third one has come; the one after step 4 stays."""
+    judges.prepare(training=[0.25, 0.25, interrupt_twice])
+    writers: list[Writer] = []
+    enter, make, message = Writer.__enter__, disk.make_folder, PlainDisplay.message
+
+    def entered(self: Writer) -> Writer:
+        writers.append(self)
+        return enter(self)
+
+    def hangs(path: Path) -> None:
+        if "step-00000006" in path.name:
+            assert writers[0]._given_up.wait(60)
+        make(path)
+
+    def watched(self: PlainDisplay, text: str) -> None:
+        message(self, text)
+        if text.startswith("waiting"):
+            threading.Timer(0.2, interrupt).start()
+
+    monkeypatch.setattr(Writer, "__enter__", entered)
+    monkeypatch.setattr(disk, "make_folder", hangs)
+    monkeypatch.setattr(PlainDisplay, "message", watched)
+    done = tiny.run(spec, tmp_path / "out")
+    assert (done.code, done.err) == (130, "interrupted\n")
+    assert verify_state(tiny.last_checkpoint(tmp_path / "out")).step == 4
+    assert sorted(path.name for path in (tmp_path / "out" / "checkpoints").iterdir()) == [
+        "step-00000002",
+        "step-00000004",
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -194,42 +194,25 @@ def test_however_a_run_ends_its_last_state_is_whole(error: type[BaseException], 
     assert tree.equal(read(tmp_path), state(1))
 
 
-def test_an_interruption_while_waiting_gives_the_write_up(
-    gate: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gate.opened.set()
+def test_an_interruption_while_waiting_gives_the_write_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
     with pytest.raises(KeyboardInterrupt), Writer(tmp_path, IDENTITY) as writer:
         writer.save(1, state(1))
         writer.wait()
-        gate.opened.clear()
-        gate.reached.clear()
+        make = disk.make_folder
+
+        def hangs(path: Path) -> None:
+            assert writer._given_up.wait(60)
+            make(path)
+
+        monkeypatch.setattr(disk, "make_folder", hangs)
         writer.save(2, state(2))
-        assert gate.reached.wait(60)
-        interrupt_the_wait(monkeypatch, then=gate.opened.set)
+        assert writer.is_writing
+        monkeypatch.setattr("areno_fn.ckpt.background.futures.wait", interrupted)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
-
-
-def interrupt_the_wait(monkeypatch: pytest.MonkeyPatch, then: Callable[[], None]) -> None:
-    """The next wait for a write ends with Ctrl-C; `then` happens once the write has been given up."""
-    monkeypatch.setattr("areno_fn.ckpt.background.futures.wait", interrupted)
-    set_event = threading.Event.set
-
-    def watched(event: threading.Event) -> None:
-        set_event(event)
-        then_once(then)
-
-    called: list[bool] = []
-
-    def then_once(function: Callable[[], None]) -> None:
-        if not called:
-            called.append(True)
-            function()
-
-    monkeypatch.setattr(threading.Event, "set", watched)
-
-
-def interrupted(*_: Any) -> None:
-    raise KeyboardInterrupt
+    assert not writer.is_writing
 
 
 def test_a_mistake_in_the_library_is_no_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
