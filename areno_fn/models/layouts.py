@@ -79,9 +79,16 @@ class TokenLayout:
         """
         return self.table(config, names).layout
 
-    def placements(self, config: Any, names: Collection[str] | None = None) -> dict[str, Placement]:
-        """How ranks share each leaf of the layout with the same arguments."""
-        return self.table(config, names).placements
+    def placements(
+        self, config: Any, names: Collection[str] | None = None, *, whole_experts: bool = False
+    ) -> dict[str, Placement]:
+        """How ranks share each leaf of the layout with the same arguments.
+
+        Args:
+            config, names: as of `layout`.
+            whole_experts: every rank holds some experts and those whole, instead of a part of each.
+        """
+        return self.table(config, names).placements(whole_experts=whole_experts)
 
     def kept(self, config: Any, names: Collection[str]) -> tuple[str, ...]:
         """The names in a file that are not left out."""

@@ -12,6 +12,8 @@ A tensor that is itself fused in the file says so: "query_key_value.weight q+kv+
     "column"   ranks share its rows, those of each block apart
     "row"      ranks share its columns
     "vocab"    ranks share its rows, padded to a multiple of them
+
+Experts are shared like other matrices, every rank holding a part of each, or whole, every rank holding some of them.
 """
 
 from __future__ import annotations
@@ -159,9 +161,13 @@ class Section:
         others = {name: spec for name, spec in leaves.source.items() if name not in made}
         return product([*parts, identity(others)]) >> leaves if parts else leaves
 
-    def placements(self) -> dict[str, Placement]:
-        """How ranks share each leaf."""
-        return {self.tree + r.leaf: self._placement(r) for r in self.rows if isinstance(r, Row)}
+    def placements(self, *, whole_experts: bool = False) -> dict[str, Placement]:
+        """How ranks share each leaf; with `whole_experts`, every rank holds some experts and those whole."""
+        return {
+            self.tree + r.leaf: Split(0) if r.experts and whole_experts else self._placement(r)
+            for r in self.rows
+            if isinstance(r, Row)
+        }
 
     def _leaf(self, r: Row, names: Collection[str]) -> Iso:
         target = self.tree + r.leaf
@@ -254,12 +260,11 @@ class Table:
             ends.append(rename(HEAD, "head", spec))
         return product([*ends, *(section.layout(self.names) for section in self.sections)])
 
-    @property
-    def placements(self) -> dict[str, Placement]:
-        """How ranks share each leaf."""
+    def placements(self, *, whole_experts: bool = False) -> dict[str, Placement]:
+        """How ranks share each leaf; with `whole_experts`, every rank holds some experts and those whole."""
         ends: dict[str, Placement] = dict.fromkeys(["embed", "head"] if self._own_head else ["embed"], Vocabulary(0))
         for section in self.sections:
-            ends |= section.placements()
+            ends |= section.placements(whole_experts=whole_experts)
         return ends
 
     @property

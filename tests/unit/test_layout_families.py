@@ -176,6 +176,52 @@ def test_placements_of_a_hybrid_name_every_kind() -> None:
     assert (expert.dim, [block.size for block in expert.blocks]) == (1, [8, 8])
 
 
+def test_whole_experts_are_dealt_to_ranks() -> None:
+    family = LAYOUTS["bailing_hybrid"]
+    config = family.config_from_hf(family.variants["latent"])
+    iso, placements = family.layout(config), family.placements(config, whole_experts=True)
+    leaves = iso(numbers(iso))
+    held = place(iso.target, placements, 2)(leaves)
+    for name in ("layers.1.expert_gate_up", "layers.1.expert_down"):
+        for rank in range(2):
+            assert torch.equal(held[rank_name(rank, name)], leaves[name][2 * rank : 2 * rank + 2])
+    shared = {name for name, placement in family.placements(config).items() if placement != placements[name]}
+    assert shared == {f"layers.{i}.expert_{kind}" for i in (1, 2, 3) for kind in ("gate_up", "down")}
+
+
+LLAMA_3_2_1B = {
+    "model_type": "llama", "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "tie_word_embeddings": True,
+}  # fmt: skip
+QWEN_2_5_05B = {
+    "model_type": "qwen2", "vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+    "num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": True,
+}  # fmt: skip
+QWEN_3_30B_A3B = {
+    "model_type": "qwen3_moe", "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144,
+    "moe_intermediate_size": 768, "num_experts": 128, "num_hidden_layers": 48, "num_attention_heads": 32,
+    "num_key_value_heads": 4, "head_dim": 128,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("hf", "tensors", "parameters"),
+    [
+        (LLAMA_3_2_1B, 146, 1_235_814_400),
+        (QWEN_2_5_05B, 290, 494_032_768),
+        (QWEN_3_30B_A3B, 18_867, 30_532_122_624),
+    ],
+    ids=["Llama-3.2-1B", "Qwen2.5-0.5B", "Qwen3-30B-A3B"],
+)
+def test_published_models_have_as_many_tensors_and_parameters(
+    hf: dict[str, Any], tensors: int, parameters: int
+) -> None:
+    iso = built(hf)
+    assert len(iso.source) == tensors
+    assert sum(spec.numel for spec in iso.source.values()) == parameters
+    assert sum(spec.numel for spec in iso.target.values()) == parameters
+
+
 # ------------------------------------------------------------------------------------------------- forms of files
 
 

@@ -120,7 +120,7 @@ def layout(config: BailingShape, names: Collection[str] | None = None) -> Iso:
 
 def placements(config: BailingShape, names: Collection[str] | None = None) -> dict[str, Placement]:
     """How ranks share each leaf."""
-    return table(config, names).placements
+    return table(config, names).placements()
 
 
 def left_out(config: BailingShape) -> tuple[str, ...]:

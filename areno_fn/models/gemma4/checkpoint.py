@@ -94,7 +94,7 @@ def layout(config: Gemma4Shape, names: Collection[str] | None = None) -> Iso:
 
 def placements(config: Gemma4Shape, names: Collection[str] | None = None) -> dict[str, Placement]:
     """How ranks share each leaf."""
-    return table(config, names).placements
+    return table(config, names).placements()
 
 
 def left_out(config: Gemma4Shape) -> tuple[str, ...]:

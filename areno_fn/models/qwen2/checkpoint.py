@@ -37,4 +37,4 @@ def layout(config: DecoderShape, *, head_in_file: bool) -> Iso:
 
 def placements(config: DecoderShape, names: Collection[str] | None = None) -> dict[str, Placement]:
     """How ranks share each leaf."""
-    return table(config, names).placements
+    return table(config, names).placements()

@@ -95,7 +95,7 @@ def layout(config: Qwen35Shape, names: Collection[str] | None = None) -> Iso:
 
 def placements(config: Qwen35Shape, names: Collection[str] | None = None) -> dict[str, Placement]:
     """How ranks share each leaf."""
-    return table(config, names).placements
+    return table(config, names).placements()
 
 
 def sizes(config: Qwen35Shape) -> dict[str, Size | int]:

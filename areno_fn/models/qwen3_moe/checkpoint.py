@@ -65,7 +65,7 @@ def layout(config: Qwen3MoeShape, names: Collection[str] | None = None) -> Iso:
 
 def placements(config: Qwen3MoeShape, names: Collection[str] | None = None) -> dict[str, Placement]:
     """How ranks share each leaf."""
-    return table(config, names).placements
+    return table(config, names).placements()
 
 
 def sizes(config: Qwen3MoeShape) -> dict[str, Size | int]:
