@@ -7,7 +7,6 @@ names the run, its roles, everything that is not a tensor, and the length, SHA-2
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -24,10 +23,10 @@ from areno_fn.ckpt.manifest import (
     Manifest,
     StoredTensor,
     encode,
-    is_readable,
     read_manifest,
 )
 from areno_fn.ckpt.paths import member
+from areno_fn.ckpt.steps import folder_of, latest, prune
 from areno_fn.ckpt.tensorfile import Reader, write_tensors
 from areno_fn.ckpt.trees import Flat, differences, flatten, rebuild, require_none
 from areno_fn.contracts.errors import CheckpointError
@@ -36,7 +35,7 @@ from areno_fn.contracts.layout import spec_of
 from areno_fn.contracts.roles import Role, RoleLayout
 from areno_fn.contracts.state import TrainState
 
-_NAME = re.compile(r"step-(\d{8,})")
+__all__ = ["Prepared", "checked_header", "latest", "load_state", "prepare", "role_differences", "save_state", "write"]
 
 
 @attrs.frozen(kw_only=True)
@@ -114,7 +113,7 @@ def write(
     """
     if step < 0 or keep < 1:
         raise CheckpointError(f"step must be at least 0 and keep at least 1, received {step} and {keep}")
-    folder = Path(root) / f"step-{step:08d}"
+    folder = folder_of(Path(root), step)
     with atomic.folder(folder) as scratch:
         files = tuple(_write_file(scratch / name, prepared, paths, watch) for name, paths in prepared.files.items())
         manifest = Manifest(
@@ -128,37 +127,8 @@ def write(
         # The manifest is the mark of completeness: it comes last, and names length and hash of all that came
         # before. An empty marker beside it would say less, and be one more name to lose.
         atomic.write_file(scratch / MANIFEST, encode(manifest))
-    _prune(Path(root), folder, keep)
+    prune(Path(root), folder, keep)
     return folder
-
-
-def latest(root: str | Path) -> Path | None:
-    """The newest complete state of a run; None when there has been none.
-
-    Raises:
-        CheckpointError: there are states, but none is complete: continuing would restart the run unnoticed; or one
-            was written by a release that this one does not understand.
-    """
-    present = _newest_first(Path(root))
-    for folder in present:
-        if is_complete(folder):
-            return folder
-    if present:
-        raise CheckpointError(
-            f"{root} holds {', '.join(f.name for f in present)}, but none is complete; remove them to start anew"
-        )
-    return None
-
-
-def is_complete(folder: Path) -> bool:
-    """Whether a manifest is there, and every file has the length it names. Checksums are left to reading.
-
-    Raises:
-        CheckpointError: it was written by a release that this one does not understand.
-    """
-    if not is_readable(folder):
-        return False
-    return all(_has_size(folder / file.name, file.size) for file in read_manifest(folder).files)
 
 
 def load_state(
@@ -263,27 +233,3 @@ def _read_verified(reader: Reader, header: Header, sha256: str) -> dict[str, tor
     if digest.hexdigest() != sha256:
         raise CheckpointError(f"{header.path} is damaged: its SHA-256 is {digest.hexdigest()}, expected {sha256}")
     return tensors
-
-
-def _newest_first(root: Path) -> list[Path]:
-    if not root.is_dir():
-        return []
-    for aside in root.glob(".step-*.replaced"):
-        atomic.restore(root / aside.name.removeprefix(".").removesuffix(".replaced"))
-    numbered = [(int(found[1]), path) for path in root.iterdir() if (found := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(numbered, reverse=True)]
-
-
-def _has_size(path: Path, size: int) -> bool:
-    return path.is_file() and path.stat().st_size == size
-
-
-def _prune(root: Path, written: Path, keep: int) -> None:
-    """Removes what interrupted removals left, and what is older than the newest `keep` complete states."""
-    atomic.sweep(root, "step-*")
-    complete = 0
-    for folder in _newest_first(root):
-        if complete >= keep and folder != written:
-            atomic.retire(folder)
-        elif is_complete(folder):
-            complete += 1
