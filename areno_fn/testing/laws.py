@@ -23,7 +23,6 @@ from areno_fn.steps.token.score import act
 from areno_fn.testing.checkpoints import checkpoint_roundtrip
 from areno_fn.testing.isos import iso_roundtrip
 from areno_fn.testing.layouts import layout_agrees, placements_agree, shards_agree
-from areno_fn.testing.resume import resume_exact
 from areno_fn.testing.resume import Run, resume_exact
 from areno_fn.testing.strict import strict
 
