@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -12,7 +12,7 @@ from areno_fn.ckpt.folder import HFFolder, open_folder
 from areno_fn.ckpt.load import load
 from areno_fn.ckpt.save import save
 from areno_fn.contracts.key import Key
-from areno_fn.contracts.layout import Iso, Specs, Tensors, TensorSpec, spec_of
+from areno_fn.contracts.layout import Iso, Tensors, TensorSpec
 from areno_fn.contracts.placement import Placement
 from areno_fn.testing.elements import member, plain, random_bits, refusals, require_same
 from areno_fn.testing.layouts import RANKS, dealt
@@ -50,6 +50,7 @@ def checkpoint_roundtrip(
     state: Tensors | None = None,
     placements: Mapping[str, Placement] | None = None,
     ranks: Sequence[int] = RANKS,
+    left_out: Collection[str] = (),
     dtypes: Sequence[torch.dtype] = DTYPES,
     folder: str | Path | None = None,
     key: Key | None = None,
@@ -67,6 +68,7 @@ def checkpoint_roundtrip(
             layout claims all of it.
         placements: how the leaves are dealt to ranks.
         ranks: the numbers of ranks to try; those to which the leaves cannot be dealt are left out.
+        left_out: patterns of tensors of `state` that the layout does not take; they must still be in what is saved.
         dtypes: as of `state_dict`.
         folder: where the folders are made; a temporary folder, removed afterwards, when None.
         key: names the draws.
@@ -80,7 +82,14 @@ def checkpoint_roundtrip(
     if folder is None:
         with tempfile.TemporaryDirectory() as made:
             return checkpoint_roundtrip(
-                layout, state=state, placements=placements, ranks=ranks, dtypes=dtypes, folder=made, key=key
+                layout,
+                state=state,
+                placements=placements,
+                ranks=ranks,
+                left_out=left_out,
+                dtypes=dtypes,
+                folder=made,
+                key=key,
             )
     given = dict(state) if state is not None else state_dict(layout, dtypes=dtypes, key=key)
     placed = {} if placements is None else _dealt(layout, placements, ranks)
@@ -89,10 +98,10 @@ def checkpoint_roundtrip(
             source = write_folder(
                 Path(scratch) / f"of{files}", given, _CONFIG, files=files, metadata=_METADATA, index=_INDEX_METADATA
             )
-            _file_to_file(source, layout, given, f"{files} files")
+            _file_to_file(source, layout, given, left_out, f"{files} file{'s' * (files > 1)}")
         for count, each in placed.items():
-            _file_to_file(source, each, given, f"{count} ranks")
-        _leaves_to_leaves(Path(scratch) / "leaves", layout, given)
+            _file_to_file(source, each, given, left_out, f"{count} rank{'s' * (count > 1)}")
+        _leaves_to_leaves(Path(scratch) / "leaves", layout, {name: given[name] for name in layout.source})
     return tuple(placed)
 
 
@@ -101,16 +110,24 @@ def _dealt(layout: Iso, placements: Mapping[str, Placement], ranks: Sequence[int
     return {count: layout >> iso for count, iso in placed.items() if iso is not None}
 
 
-def _file_to_file(source: Path, layout: Iso, given: Tensors, where: str) -> None:
+def _file_to_file(source: Path, layout: Iso, given: Tensors, left_out: Collection[str], where: str) -> None:
     with refusals(f"{where}: a file that holds {len(given)} tensors is not loaded"):
         opened = open_folder(source)
-        leaves = load(opened, layout)
+        leaves = load(opened, layout, left_out=left_out)
     with refusals(f"{where}: the layout does not take the tensors of the file"):
-        expected = layout(dict(given))
+        expected = layout({name: given[name] for name in layout.source})
     require_same(leaves, expected, f"{where}: the leaves that are loaded are not those that the layout makes")
     out = source.with_name("saved")
     with refusals(f"{where}: what was loaded is not saved"):
-        save(out, leaves, layout, opened.config, source=opened, shard_bytes=_shard_bytes(opened, given))
+        save(
+            out,
+            leaves,
+            layout,
+            opened.config,
+            source=opened,
+            left_out=left_out,
+            shard_bytes=_shard_bytes(opened, given),
+        )
     saved = read_folder(out)
     require_same(saved.tensors, given, f"{where}: loaded and saved")
     _require_metadata(saved, len(opened.store.files) > 1, where)
@@ -148,8 +165,3 @@ def _remove(folder: Path) -> None:
     for file in folder.iterdir():
         file.unlink()
     folder.rmdir()
-
-
-def file_specs(state: Tensors) -> Specs:
-    """What a file holds, for `layout_agrees`."""
-    return {name: spec_of(tensor) for name, tensor in state.items()}

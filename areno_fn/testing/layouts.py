@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import fnmatch
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 
@@ -22,7 +23,7 @@ PlainShard = Callable[[dict[str, torch.Tensor], int], Mapping[str, torch.Tensor]
 RANKS = (1, 2, 3, 4, 8)
 
 
-def layout_agrees(iso: Iso, reference: Plain, *, file: Specs | None = None) -> None:
+def layout_agrees(iso: Iso, reference: Plain, *, file: Specs | None = None, left_out: Collection[str] = ()) -> None:
     """The leaves are exactly what a plain function makes of the same file.
 
     No round trip sees gate and up swapped, experts in another order or a square matrix transposed, since the way
@@ -32,12 +33,13 @@ def layout_agrees(iso: Iso, reference: Plain, *, file: Specs | None = None) -> N
         iso: the layout.
         reference: `(tensors of the file) -> leaves by path`, written without the layout. It gets int64 tensors.
         file: every tensor that a file holds; what the layout claims, when None.
+        left_out: patterns of tensors in `file` that the layout does not take.
 
     Raises:
         AssertionError: a tensor of the file that is not claimed, one that is claimed and not there, or the
             first leaf that differs: which element of the file stands where another belongs.
     """
-    _require_claims(iso, file)
+    _require_claims(iso, iso.source if file is None else file, left_out)
     numbering = Numbering.of(iso.source)
     with refusals("the layout does not take the tensors that it declares"):
         tensors = takes(iso)
@@ -118,9 +120,10 @@ def dealt(leaves: Specs, placements: Mapping[str, Placement], ranks: int) -> Iso
         return None
 
 
-def _require_claims(iso: Iso, file: Specs | None) -> None:
-    held = iso.source if file is None else file
-    problems = [f"{name!r} is in the file, and the layout does not claim it" for name in held if name not in iso.source]
+def _require_claims(iso: Iso, held: Specs, left_out: Collection[str]) -> None:
+    unclaimed = [name for name in held if name not in iso.source]
+    forgotten = [name for name in unclaimed if not any(fnmatch.fnmatchcase(name, pattern) for pattern in left_out)]
+    problems = [f"{name!r} is in the file, and the layout does not claim it" for name in forgotten]
     problems += [f"the layout claims {name!r}, which is not in the file" for name in iso.source if name not in held]
     problems += [
         f"the layout claims {name!r} as {spec}, in the file it is {held[name]}"

@@ -206,7 +206,7 @@ FAULTS: dict[str, Fault] = {
         {
             "shards_agree": "forward and back, a number that stands nowhere stands where element [0] of "
             "'layers.0.o_bias' was",
-            "checkpoint_roundtrip": "1 files: loaded and saved: element [",
+            "checkpoint_roundtrip": "1 file: loaded and saved: element [",
         },
         ranks=2,
     ),

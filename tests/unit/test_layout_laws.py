@@ -244,13 +244,22 @@ def test_a_checkpoint_goes_through_files_and_ranks(tmp_path: Path) -> None:
 def test_a_checkpoint_that_holds_more_is_not_the_layouts() -> None:
     state = state_dict(identity({"a": A, "b": A}))
     with pytest.raises(
-        AssertionError, match="1 files: a file that holds 2 tensors is not loaded: CheckpointError: .*'b'"
+        AssertionError, match="1 file: a file that holds 2 tensors is not loaded: CheckpointError: .*'b'"
     ):
         laws.checkpoint_roundtrip(identity({"a": A}), state=state)
 
 
+def test_what_is_left_out_is_declared_and_still_there() -> None:
+    state = state_dict(identity({"a": A, "model.visual.b": B}))
+    laws.checkpoint_roundtrip(identity({"a": A}), state=state, left_out=("model.visual.*",))
+    file = {name: TensorSpec(tuple(tensor.shape)) for name, tensor in state.items()}
+    laws.layout_agrees(identity({"a": A}), dict, file=file, left_out=("model.visual.*",))
+    with pytest.raises(AssertionError, match="'model.visual.b' is in the file, and the layout does not claim it"):
+        laws.layout_agrees(identity({"a": A}), dict, file=file, left_out=("visual.*",))
+
+
 def test_a_checkpoint_through_a_layout_that_computes_is_not_the_same() -> None:
-    with pytest.raises(AssertionError, match="1 files: loaded and saved: element .* of 'a' has other bits"):
+    with pytest.raises(AssertionError, match="1 file: loaded and saved: element .* of 'a' has other bits"):
         laws.checkpoint_roundtrip(one(same, through_bfloat16), dtypes=(torch.float32,))
 
 
