@@ -156,7 +156,7 @@ class Section:
     def layout(self, names: Collection[str]) -> Iso:
         """From the tensors of the file, of which `names` are known to be there, to the leaves."""
         leaves = product(self._leaf(r, names) for r in self.rows if isinstance(r, Row))
-        parts = [self._parts(r) for r in self.rows if isinstance(r, Dealt)]
+        parts = [self._dealt(r) for r in self.rows if isinstance(r, Dealt)]
         made = {name for part in parts for name in part.target}
         others = {name: spec for name, spec in leaves.source.items() if name not in made}
         return product([*parts, identity(others)]) >> leaves if parts else leaves
@@ -184,19 +184,20 @@ class Section:
     def _joined(self, r: Row, target: str, expert: int) -> Iso:
         """One matrix or vector: its parts, one below the other."""
         files = {self._file(name, expert): sum(self._count(n) for n in rows) for name, rows in r.parts}
+        if len(files) < len(r.parts):
+            raise LayoutError(f"the row of {r.leaf!r} names a tensor twice: {', '.join(name for name, _ in r.parts)}")
         columns = (self._count(r.columns),) if r.columns else ()
         specs = {name: TensorSpec((rows, *columns)) for name, rows in files.items()}
         if not r.channels:
-            return concat(specs, target) if len(specs) > 1 else rename(next(iter(specs)), target, *specs.values())
-        flat = {f"{name}/flat": spec for name, spec in specs.items()}
-        joined = concat(flat, target) if len(flat) > 1 else rename(next(iter(flat)), target, *flat.values())
+            return _below(specs, target)
+        joined = _below({f"{name}/flat": spec for name, spec in specs.items()}, target)
         squeezed = (
             reshape(name, f"{name}/flat", TensorSpec((spec.shape[0], 1, *spec.shape[1:])), spec.shape)
             for name, spec in specs.items()
         )
         return product(squeezed) >> joined
 
-    def _parts(self, r: Dealt) -> Iso:
+    def _dealt(self, r: Dealt) -> Iso:
         columns = (self._count(r.columns),) if r.columns else ()
         source = self._file(r.file)
         parts = {f"{source}/{name}": TensorSpec((self._count(rows), *columns)) for name, rows in r.parts}
@@ -225,7 +226,14 @@ class Section:
         return self.file + name.format(e=expert, **self.words)
 
     def _count(self, name: str) -> int:
+        if name not in self.sizes:
+            raise LayoutError(f"a row names the size {name!r}, but the sizes are {', '.join(map(repr, self.sizes))}")
         return self.sizes[name].count
+
+
+def _below(specs: Mapping[str, TensorSpec], target: str) -> Iso:
+    """One or several tensors, one below the other."""
+    return concat(specs, target) if len(specs) > 1 else rename(next(iter(specs)), target, *specs.values())
 
 
 @attrs.frozen

@@ -405,6 +405,15 @@ def test_a_table_with_a_place_that_is_none_is_refused() -> None:
         section.placements()
 
 
+def test_a_row_with_a_tensor_twice_or_a_size_that_is_none_is_refused() -> None:
+    twice = Section("", "", (row("x", "column", "", "a size", "a size"),), {"size": 2})
+    with pytest.raises(LayoutError, match="the row of 'x' names a tensor twice: a, a"):
+        twice.layout(())
+    unknown = Section("", "", (row("x", "column", "width", "a size"),), {"size": 2})
+    with pytest.raises(LayoutError, match="a row names the size 'width', but the sizes are 'size'"):
+        unknown.layout(())
+
+
 def test_a_word_is_one_between_dots_and_the_first_choice_without_one() -> None:
     assert word(["model.layers.0.self_attn.dense.weight"], "attention", "self_attn") == "self_attn"
     assert word(["model.attention_norm.weight"], "attention", "self_attn") == "attention"
