@@ -1,4 +1,10 @@
-"""The law of a run that is stopped: saved, loaded and continued it is the run that was never stopped."""
+"""The law of a run that is stopped: saved, loaded and continued it is the run that was never stopped.
+
+from areno_fn.testing import laws
+from areno_fn.testing.resume import Run
+
+laws.resume_exact(Run(start=start, batch=batch, step=step, steps=20))
+"""
 
 from __future__ import annotations
 

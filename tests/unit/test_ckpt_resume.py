@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 import safetensors.torch
 import torch
 from ckpt_toys import random_bits
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from areno_fn import random, tree
 from areno_fn.ckpt.manifest import MANIFEST, read_manifest
@@ -120,6 +123,30 @@ def test_shared_memory_is_stored_once_and_shared_again(tmp_path: Path) -> None:
     apart_again = load_state(two, meta(apart), IDENTITY)
     assert apart_again.snapshots["reference"]["w"] is not apart_again.params["actor"]["w"]
     assert tree.equal(back, apart_again)
+
+
+POOL = [torch.ones(2), torch.zeros(0, 3), torch.tensor(5), torch.ones(2, 3, dtype=torch.bfloat16).t(), torch.ones(2)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(picks=st.lists(st.integers(0, len(POOL) - 1), min_size=9, max_size=9))
+def test_whatever_is_shared_over_all_parts_is_stored_once_and_shared_again(picks: list[int]) -> None:
+    """Nine leaves in params, optim and snapshots, each any of five tensors."""
+    leaves = iter(POOL[pick] for pick in picks)
+    names = {"params": ("actor", "critic", "teacher"), "optim": ("actor", "critic"), "snapshots": ("reference", "old")}
+    parts = {field: {name: {"x": next(leaves)} for name in inner} for field, inner in names.items()}
+    parts["optim"]["actor"] |= {"mu": next(leaves), "nu": [next(leaves)]}
+    value = replace(state(), **parts)
+    with tempfile.TemporaryDirectory() as folder:
+        path = save_state(folder, 1, value, IDENTITY)
+        stored = [name for file in read_manifest(path).files for name in file.tensors if name.split(".")[0] in names]
+        back = load_state(path, meta(value), IDENTITY)
+    assert len(stored) == len(set(picks))
+    assert tree.equal(back, value)
+    found = [leaf for part in (back.params, back.optim, back.snapshots) for leaf in tree.leaves(part)]
+    given_ = [leaf for part in (value.params, value.optim, value.snapshots) for leaf in tree.leaves(part)]
+    same = [[one is other for other in found] for one in found]
+    assert same == [[one is other for other in given_] for one in given_]
 
 
 def test_K19_a_later_file_differs_where_something_was_trained(tmp_path: Path) -> None:
