@@ -79,7 +79,7 @@ def tiny() -> dict[str, dict[str, Any]]:
     """Small configurations by variant, as in a config.json."""
     image = {
         "_class_name": CLASS, "dim": 24, "n_heads": 2, "n_kv_heads": 2, "n_layers": 2, "n_refiner_layers": 1,
-        "in_channels": 3, "cap_feat_dim": 12, "axes_dims": [4, 4, 4], "axes_lens": [8, 8, 8],
+        "in_channels": 3, "cap_feat_dim": 12, "axes_dims": [4, 4, 4], "axes_lens": [64, 8, 8],
     }  # fmt: skip
     return {
         "image": image | {"nheads": 2},
