@@ -6,7 +6,8 @@ from the file into the tensor; all others through the ring.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+import collections
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import attrs
@@ -33,11 +34,15 @@ class Wanted:
     out: torch.Tensor
 
 
-def stream(reader: Reader, wanted: Sequence[Wanted], ring: Ring, threads: int) -> Generator[str, None, None]:
+_Job = tuple[Wanted, Future[None] | None]
+_AHEAD = 4
+
+
+def stream(reader: Reader, wanted: Iterable[Wanted], ring: Ring, threads: int) -> Generator[str, None, None]:
     """Reads tensors, and gives the name of each when it and all before it have been read.
 
-    A file is closed when a tensor of another one has come, so `wanted` should not jump between files.
-    On a device the last ones are there when the iteration has ended.
+    A file is closed when a tensor of another one has come, so `wanted` should not jump between files. On a device the
+    last tensors are there when the iteration has ended.
 
     Raises:
         CheckpointError: a file changed or cannot be read. Whatever the threads did, it is about the first piece
@@ -46,11 +51,11 @@ def stream(reader: Reader, wanted: Sequence[Wanted], ring: Ring, threads: int) -
     pool = ThreadPoolExecutor(threads, thread_name_prefix="read")
     ring.begin()
     try:
-        submitted = [(item, _submit(pool, reader, ring, item)) for item in wanted]
         before = None
-        for item, pieces in submitted:
-            for piece in pieces:
-                piece.result()
+        for item, read in _in_order(_submitted(pool, reader, ring, wanted), _AHEAD * threads):
+            if read is not None:
+                read.result()
+                continue
             if before is not None and before != item.header.path:
                 reader.close(before)
             before = item.header.path
@@ -60,11 +65,24 @@ def stream(reader: Reader, wanted: Sequence[Wanted], ring: Ring, threads: int) -
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _submit(pool: ThreadPoolExecutor, reader: Reader, ring: Ring, item: Wanted) -> list[Future[None]]:
-    entry = item.header.entries[item.name]
-    dtype = entry.spec.dtype or item.out.dtype
-    pieces = _cut(item.out.detach(), entry.start, dtype.itemsize)
-    return [pool.submit(_read, reader, ring, item.header, start, out, dtype) for start, out in pieces]
+def _submitted(pool: ThreadPoolExecutor, reader: Reader, ring: Ring, wanted: Iterable[Wanted]) -> Iterator[_Job]:
+    """The pieces of every tensor, each on its way, and None after the last one of it."""
+    for item in wanted:
+        entry = item.header.entries[item.name]
+        dtype = entry.spec.dtype or item.out.dtype
+        for start, out in _cut(item.out.detach(), entry.start, dtype.itemsize):
+            yield item, pool.submit(_read, reader, ring, item.header, start, out, dtype)
+        yield item, None
+
+
+def _in_order(jobs: Iterator[_Job], ahead: int) -> Iterator[_Job]:
+    """The same jobs, each when at most `ahead` later ones have been begun, so that few files are open at a time."""
+    begun: collections.deque[_Job] = collections.deque()
+    for job in jobs:
+        begun.append(job)
+        if len(begun) > ahead:
+            yield begun.popleft()
+    yield from begun
 
 
 def _cut(out: torch.Tensor, start: int, itemsize: int) -> Iterator[tuple[int, torch.Tensor]]:

@@ -1,0 +1,244 @@
+"""Reading by several threads in pieces, and writing: the same bits however it is cut, and no more memory than is said."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ckpt_toys import random_bits, read_files, same_bits, write_folder
+
+from areno_fn.ckpt import hf, outbound, ring, stream
+from areno_fn.ckpt.host import empty, memory
+from areno_fn.ckpt.store import INDEX, SINGLE
+from areno_fn.ckpt.tensorfile import Reader
+from areno_fn.contracts.errors import CheckpointError
+from areno_fn.contracts.layout import (
+    Iso,
+    TensorSpec,
+    concat,
+    identity,
+    interleave,
+    pad,
+    rename,
+    stack,
+    tie,
+    transpose,
+)
+
+CONFIG = {"model_type": "toy"}
+
+
+def spec(*shape: int) -> TensorSpec:
+    return TensorSpec(shape)
+
+
+def moves() -> Iso:
+    """Leaves that are views of one kind or another, and leaves that are not."""
+    return (
+        rename("plain", "plain", spec(5, 7))
+        | rename("scalar", "scalar", spec())
+        | rename("nothing", "nothing", spec(0, 3))
+        | concat({"q": spec(6, 4), "k": spec(3, 4)}, "qk")
+        | concat({"left": spec(9, 2), "right": spec(9, 3)}, "beside", dim=1)
+        | stack(["e0", "e1", "e2"], "experts", spec(4, 5), dim=1)
+        | transpose("turned", "turned", spec(8, 3))
+        | interleave({"gate": spec(6, 2), "up": spec(6, 2)}, "gate_up", blocks=3)
+        | tie("tied", ["tied.a", "tied.b"], spec(7, 3))
+        | pad("vocabulary", "padded", spec(5, 3), 8)
+    )
+
+
+def tensors(iso: Iso, dtype: torch.dtype = torch.bfloat16) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    made = {name: random_bits(s.shape, dtype, generator) for name, s in iso.source.items()}
+    if "tied.a" in made:
+        made["tied.b"] = made["tied.a"].clone()
+    return made
+
+
+def cut_into(patch: pytest.MonkeyPatch, nbytes: int) -> None:
+    for module in (stream, ring, outbound):
+        patch.setattr(module, "PIECE", nbytes)
+
+
+# ----------------------------------------------------------------------------------------------------------- bits
+
+
+@pytest.mark.parametrize("piece", [4, 6, 10, 64, 1 << 23])
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("shards", [1, 4])
+def test_pieces_of_any_size_make_the_same_leaves(
+    piece: int, threads: int, shards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    iso = moves()
+    given = tensors(iso)
+    folder = hf.open_folder(write_folder(tmp_path / "a", given, CONFIG, shards=shards))
+    cut_into(monkeypatch, piece)
+    loaded = hf.load(folder, iso, threads=threads)
+    assert same_bits(loaded, iso(given))
+    out = hf.save(tmp_path / "b", loaded, iso, CONFIG, source=folder, threads=threads, shard_bytes=150)
+    assert same_bits(read_files(out)[0], given)
+
+
+@pytest.mark.parametrize("piece", [8, 1 << 23])
+def test_pieces_that_are_converted(piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    iso = moves()
+    given = {name: torch.randn(s.shape).to(torch.float16) for name, s in iso.source.items()}
+    given["tied.b"] = given["tied.a"].clone()
+    folder = hf.open_folder(write_folder(tmp_path / "a", given, CONFIG))
+    cut_into(monkeypatch, piece)
+    wide = hf.load(folder, iso, dtype="float32", threads=2)
+    assert same_bits(wide, iso({name: tensor.float() for name, tensor in given.items()}))
+    out = hf.save(tmp_path / "b", wide, iso, CONFIG, source=folder)
+    assert same_bits(read_files(out)[0], given)
+
+
+def test_leaves_of_large_pages(tmp_path: Path) -> None:
+    """From 4 MB on the memory is mapped for the tensor alone; it is an ordinary tensor otherwise."""
+    large = empty((1025, 1024), torch.float32, torch.device("cpu"))
+    assert large.is_contiguous() and large.data_ptr() % 4096 == 0
+    large.fill_(2.0)
+    assert large.clone().sum().item() == 2.0 * 1025 * 1024 and len(memory(large)) == large.nbytes
+    given = {"w": random_bits((1025, 1024), torch.float32, torch.Generator().manual_seed(0))}
+    iso = rename("w", "w", spec(1025, 1024))
+    loaded = hf.load(hf.open_folder(write_folder(tmp_path / "a", given, CONFIG)), iso)
+    assert same_bits(loaded, given) and loaded["w"].requires_grad_().is_leaf
+
+
+# --------------------------------------------------------------------------------------------------------- errors
+
+
+def test_the_first_piece_that_fails_is_the_one_that_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the threads do, the same sentence."""
+    names = [f"t{i:02d}" for i in range(24)]
+    iso = identity(dict.fromkeys(names, spec(64)))
+    folder = hf.open_folder(write_folder(tmp_path / "a", tensors(iso), CONFIG))
+    starts = sorted(folder.store.entry(name).start for name in names)
+    real = Reader.fill
+
+    def fill(self: Reader, header: Any, start: int, view: memoryview) -> None:
+        if start in starts[7:]:
+            raise CheckpointError(f"no byte {start}")
+        real(self, header, start, view)
+
+    monkeypatch.setattr(Reader, "fill", fill)
+    for _ in range(20):
+        with pytest.raises(CheckpointError, match=f"no byte {starts[7]}$"):
+            hf.load(folder, iso, threads=6)
+
+
+def test_a_file_that_changes_after_it_was_opened(tmp_path: Path) -> None:
+    iso = identity({"a": spec(8), "b": spec(8)})
+    path = write_folder(tmp_path / "a", tensors(iso), CONFIG)
+    folder = hf.open_folder(path)
+    os.truncate(path / SINGLE, folder.store.entry("b").start + 3)
+    with pytest.raises(CheckpointError, match="bytes when its header was read, now it has"):
+        hf.load(folder, iso)
+    (path / SINGLE).unlink()
+    with pytest.raises(CheckpointError, match=r"cannot be read \(No such file"):
+        hf.load(folder, iso)
+
+
+def test_a_disk_that_cannot_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    iso = identity({"a": spec(8)})
+    folder = hf.open_folder(write_folder(tmp_path / "a", tensors(iso), CONFIG))
+
+    def fail(*_: Any) -> int:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("areno_fn.ckpt.tensorfile.os.preadv", fail)
+    with pytest.raises(CheckpointError, match=r"model.safetensors cannot be read \(Input/output error\)"):
+        hf.load(folder, iso)
+
+
+def test_a_listener_that_raises_ends_the_load(tmp_path: Path) -> None:
+    iso = moves()
+    folder = hf.open_folder(write_folder(tmp_path / "a", tensors(iso), CONFIG))
+
+    def stop(done: int, *_: int) -> None:
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        hf.load(folder, iso, progress=stop)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("read")]
+
+
+@pytest.mark.parametrize("threads", [0, -1])
+def test_threads_that_are_none(threads: int, tmp_path: Path) -> None:
+    iso = identity({"a": spec(8)})
+    folder = hf.open_folder(write_folder(tmp_path / "a", tensors(iso), CONFIG))
+    with pytest.raises(CheckpointError, match=f"threads must be at least 1, received {threads}"):
+        hf.load(folder, iso, threads=threads)
+    with pytest.raises(CheckpointError, match=f"threads must be at least 1, received {threads}"):
+        hf.save(tmp_path / "b", tensors(iso), iso, CONFIG, threads=threads)
+    assert not (tmp_path / "b").exists()
+
+
+# --------------------------------------------------------------------------------------------- what it takes
+
+
+def test_few_files_are_open_at_a_time(tmp_path: Path) -> None:
+    iso = identity({f"t{i:03d}": spec(4) for i in range(120)})
+    given = tensors(iso)
+    folder = hf.open_folder(write_folder(tmp_path / "a", given, CONFIG, shards=120))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 60, hard))
+    try:
+        assert same_bits(hf.load(folder, iso), given)
+        out = hf.save(tmp_path / "b", given, iso, CONFIG, source=folder, shard_bytes=8, threads=4)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(list(out.glob("*.safetensors"))) == 120 and (out / INDEX).exists()
+    assert len(os.listdir("/proc/self/fd")) <= used + 1
+
+
+MEMORY = """
+    import sys
+    from pathlib import Path
+    import torch
+    from areno_fn.ckpt import hf
+    from areno_fn.contracts.layout import TensorSpec, concat, identity, tie
+
+    def line(field):
+        return int(Path("/proc/self/status").read_text().split(field)[1].split()[0]) // 1024
+
+    def peak(call):
+        Path("/proc/self/clear_refs").write_text("5")
+        before = line("VmRSS:")
+        result = call()
+        print(line("VmHWM:") - before)
+        return result
+
+    half = TensorSpec((8 << 20,), torch.bfloat16)  # 16 MB
+    iso = concat({"a": half, "b": half}, "ab") | identity({f"t{i}": half for i in range(6)})
+    wide = identity({name: TensorSpec((8 << 20,)) for name in iso.source})
+    root = Path(sys.argv[1])
+    zeros = {name: torch.ones(8 << 20, dtype=torch.bfloat16) for name in iso.source}
+    hf.save(root / "warm", {"x": torch.ones(1)}, identity({"x": TensorSpec((1,))}), {})
+    peak(lambda: hf.save(root / "a", zeros, wide, {}, shard_bytes=40_000_000, threads=1))
+    del zeros
+    folder = hf.open_folder(root / "a")
+    hf.load(hf.open_folder(root / "warm"), identity({"x": TensorSpec((1,))}))
+    leaves = peak(lambda: hf.load(folder, wide, dtype="float32", threads=2))
+    peak(lambda: hf.save(root / "b", leaves, wide, {}, source=folder, shard_bytes=40_000_000, threads=1))
+"""
+
+
+def test_memory_is_the_leaves_and_a_buffer(tmp_path: Path) -> None:
+    """Eight tensors of 16 MB: written as they are nothing is added; loaded as float32, 256 MB of leaves and four
+    buffers of 8 MB; written back as bfloat16, one tensor."""
+    command = [sys.executable, "-c", textwrap.dedent(MEMORY), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr
+    saved, loaded, converted = map(int, done.stdout.split())
+    assert saved <= 8 and 256 <= loaded <= 256 + 32 + 8 and converted <= 16 + 8
