@@ -20,8 +20,12 @@ from unit.test_ckpt_resume import IDENTITY, state
 import areno_fn as af
 from areno_fn.ckpt.resume import save_state
 from areno_fn.ckpt.tools.commands import command
-from areno_fn.ckpt.tools.numbers import compared, looked_at
+from areno_fn.ckpt.tools.diff import difference
+from areno_fn.ckpt.tools.numbers import Compared, compared, looked_at
+from areno_fn.ckpt.tools.pieces import PIECE
+from areno_fn.ckpt.tools.source import open_source
 from areno_fn.ckpt.tools.ties import embedding_of, is_tied
+from areno_fn.contracts.errors import CheckpointError
 from areno_fn.engine.main import main
 
 ROOT = Path(__file__).parents[2]
@@ -169,6 +173,43 @@ def test_a_head_that_nobody_ties_is_just_missing(tmp_path: Path, capsys: pytest.
     assert not [line for line in lines if "ties" in line]
 
 
+def test_configurations_that_differ_are_said_and_not_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = write_folder(tmp_path / "a", {"w": torch.ones(2)}, {"model_type": "llama", "rope_theta": 1e4, "hidden_size": 8})
+    b = write_folder(tmp_path / "b", {"w": torch.ones(2)}, {"model_type": "llama", "rope_theta": 5e5})
+    assert run(capsys, a, b) == (
+        0,
+        [
+            "other fields of config.json, not counted (2):",
+            "  rope_theta: 10000.0 in A, 500000.0 in B",
+            "  hidden_size: 8 in A, None in B",
+            "Equal: 1 tensor, bit for bit.",
+        ],
+    )
+
+
+def test_a_file_that_changes_while_it_is_read_is_a_sentence(tmp_path: Path) -> None:
+    names = [file(tmp_path / f"{name}.safetensors", w=torch.ones(3 * PIECE)) for name in "ab"]
+    a, b = map(open_source, names)
+    with open(names[1], "r+b") as opened:
+        opened.truncate(5 * PIECE)
+    threads = torch.get_num_threads()
+    with pytest.raises(CheckpointError, match=r"b\.safetensors had \d+ bytes when its header was read"):
+        difference(a, b)
+    assert torch.get_num_threads() == threads
+
+
+def test_a_tensor_of_several_pieces_is_compared_in_all_of_them(tmp_path: Path) -> None:
+    x = torch.ones(2 * PIECE + 3)
+    y = x.clone()
+    y[[0, PIECE, 2 * PIECE + 2]] = 2.0
+    pair = [open_source(file(tmp_path / f"{i}.safetensors", w=w)) for i, w in enumerate((x, y))]
+    found = difference(*pair).tensors["w"]
+    assert (found.numel, found.differing, found.largest) == (x.numel(), 3, 1.0)
+    assert found.relative == pytest.approx(math.sqrt(3 / x.numel()), rel=1e-12)
+
+
 def test_where_a_configuration_ties() -> None:
     assert is_tied({"tie_word_embeddings": True}) is True
     assert is_tied({"text_config": {"tie_word_embeddings": False}}) is False
@@ -233,7 +274,8 @@ floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
 @given(st.lists(st.tuples(floats, floats), min_size=1, max_size=40), st.integers(1, 11))
 def test_pieces_add_up_to_what_float64_gives_at_once(values: list[tuple[float, float]], size: int) -> None:
     a, b = (torch.tensor(column) for column in zip(*values, strict=True))
-    found = compared(zip(a.split(size), b.split(size), strict=True))
+    pairs = zip(a.split(size), b.split(size), strict=True)
+    found = sum((compared(x, y) for x, y in pairs), Compared())
     x, y = a.double().numpy(), b.double().numpy()
     norm = math.sqrt(math.fsum(float(v) ** 2 for v in x))
     delta = math.sqrt(math.fsum(float(v) ** 2 for v in x - y))
@@ -247,14 +289,14 @@ def test_pieces_add_up_to_what_float64_gives_at_once(values: list[tuple[float, f
 
 def test_numbers_of_any_size_do_not_overflow() -> None:
     huge, tiny = torch.tensor([3e200, 4e200], dtype=torch.float64), torch.tensor([3e-200, 4e-200], dtype=torch.float64)
-    assert looked_at([huge]).norm == pytest.approx(5e200)
-    assert looked_at([tiny]).norm == pytest.approx(5e-200)
-    assert not looked_at([tiny]).zero
+    assert looked_at(huge).norm == pytest.approx(5e200)
+    assert looked_at(tiny).norm == pytest.approx(5e-200)
+    assert not looked_at(tiny).zero
 
 
 def test_an_element_that_is_finite_on_one_side_only_is_infinitely_far() -> None:
     a, b = torch.tensor([1.0, math.nan, math.inf, math.inf]), torch.tensor([1.0, 2.0, math.inf, -math.inf])
-    found = compared([(a, b)])
+    found = compared(a, b)
     assert (found.relative, found.odd, found.differing, found.largest) == (math.inf, 2, 2, 0.0)
     assert (found.a.nan, found.a.inf, found.b.nan, found.b.inf) == (1, 2, 0, 2)
 

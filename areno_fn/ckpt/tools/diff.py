@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 import torch
 
 from areno_fn.ckpt.tensorfile import Reader
 from areno_fn.ckpt.tools.numbers import Compared, compared
-from areno_fn.ckpt.tools.pieces import ahead, pieces
+from areno_fn.ckpt.tools.pieces import piece, summed
 from areno_fn.ckpt.tools.source import Source
 from areno_fn.ckpt.tools.ties import embedding_of, is_tied
 from areno_fn.contracts.errors import CheckpointError
@@ -25,15 +24,20 @@ class Tie:
 
     Attributes:
         name: the head.
-        only_in: "A" or "B".
+        only_in: the side that stores it.
         embedding: what the other one has in its place.
         compared: the two; None when they have different shapes.
     """
 
     name: str
-    only_in: str
+    only_in: Literal["A", "B"]
     embedding: str
-    compared: Compared | None
+    compared: Compared | None = None
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        """The tensor of A and the tensor of B that should be one."""
+        return (self.name, self.embedding) if self.only_in == "A" else (self.embedding, self.name)
 
 
 @attrs.frozen(kw_only=True)
@@ -47,6 +51,7 @@ class Difference:
         tensors: by name, those that both have in one shape.
         values: by path, numbers and strings of two states that differ; None stands where there is none.
         ties: those of the missing and extra tensors that the other side ties.
+        config: fields of two configurations that differ; they are no difference of the tensors, and are not counted.
     """
 
     missing: tuple[str, ...]
@@ -56,6 +61,7 @@ class Difference:
     tensors: Mapping[str, Compared]
     values: Mapping[str, tuple[Any, Any]]
     ties: tuple[Tie, ...]
+    config: Mapping[str, tuple[Any, Any]]
 
     @property
     def unequal(self) -> dict[str, Compared]:
@@ -92,41 +98,38 @@ def difference(a: Source, b: Source, patterns: Collection[str] = (), device: tor
     both = [name for name in ours if name in theirs]
     missing = tuple(name for name in ours if name not in theirs)
     extra = tuple(name for name in theirs if name not in ours)
-    with _Comparer(a, b, torch.device(device)) as comparer:
-        return Difference(
-            missing=missing,
-            extra=extra,
-            shapes={n: (ours[n], theirs[n]) for n in both if ours[n].shape != theirs[n].shape},
-            dtypes={n: (ours[n], theirs[n]) for n in both if ours[n].dtype != theirs[n].dtype},
-            tensors={n: comparer(n, n) for n in both if ours[n].shape == theirs[n].shape},
-            values=values,
-            ties=(*_ties(comparer, missing, "A"), *_ties(comparer, extra, "B")),
-        )
+    ties = (*_ties(missing, "A", b), *_ties(extra, "B", a))
+    alike = [(name, name) for name in both if ours[name].shape == theirs[name].shape]
+    pairs = _compared(a, b, [*alike, *(tie.pair for tie in ties)], torch.device(device))
+    return Difference(
+        missing=missing,
+        extra=extra,
+        shapes={n: (ours[n], theirs[n]) for n in both if ours[n].shape != theirs[n].shape},
+        dtypes={n: (ours[n], theirs[n]) for n in both if ours[n].dtype != theirs[n].dtype},
+        tensors={ours: pairs[ours, theirs] for ours, theirs in alike},
+        values=values,
+        ties=tuple(attrs.evolve(tie, compared=pairs.get(tie.pair)) for tie in ties),
+        config=_other(a.config, b.config) if a.config and b.config else {},
+    )
 
 
-class _Comparer:
-    """Compares one tensor of each side. A context manager; it keeps files open and reads ahead."""
+def _compared(
+    a: Source, b: Source, pairs: Collection[tuple[str, str]], device: torch.device
+) -> dict[tuple[str, str], Compared]:
+    """Tensors of A with tensors of B, those that have one shape."""
+    alike = {pair: a.entry(pair[0]).spec for pair in pairs if _shape(a, pair[0]) == _shape(b, pair[1])}
+    with Reader() as ours, Reader() as theirs:
 
-    def __init__(self, a: Source, b: Source, device: torch.device) -> None:
-        self.a, self.b = a, b
-        self._device = device
-        self._readers = Reader(), Reader()
-        self._pool = ThreadPoolExecutor(2)
+        def work(pair: tuple[str, str], first: int) -> Compared:
+            x = piece(ours, a.header(pair[0]), pair[0], first)
+            y = piece(theirs, b.header(pair[1]), pair[1], first)
+            return compared(x.to(device), y.to(device))
 
-    def __enter__(self) -> _Comparer:
-        return self
+        return summed(work, {pair: spec.numel for pair, spec in alike.items()}, Compared())
 
-    def __exit__(self, *exception: object) -> None:
-        self._pool.shutdown(cancel_futures=True)
-        for reader in self._readers:
-            reader.__exit__(None, None, None)
 
-    def __call__(self, ours: str, theirs: str) -> Compared:
-        return compared(zip(self._read(0, self.a, ours), self._read(1, self.b, theirs), strict=True))
-
-    def _read(self, side: int, source: Source, name: str) -> Iterator[torch.Tensor]:
-        read = pieces(self._readers[side], source.header(name), name)
-        return (piece.to(self._device) for piece in ahead(self._pool, read))
+def _shape(source: Source, name: str) -> tuple[int, ...]:
+    return source.entry(name).spec.shape
 
 
 def _specs(source: Source, patterns: Collection[str]) -> dict[str, TensorSpec]:
@@ -134,10 +137,12 @@ def _specs(source: Source, patterns: Collection[str]) -> dict[str, TensorSpec]:
 
 
 def _values(a: Source, b: Source, patterns: Collection[str]) -> dict[str, tuple[Any, Any]]:
-    if a.kind != b.kind:
-        return {}
-    names = [name for name in {**a.values, **b.values} if _wanted(name, patterns)]
-    pairs = {name: (a.values.get(name), b.values.get(name)) for name in names}
+    found = _other(a.values, b.values) if a.kind == b.kind else {}
+    return {name: pair for name, pair in found.items() if _wanted(name, patterns)}
+
+
+def _other(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    pairs = {name: (a.get(name), b.get(name)) for name in {**a, **b}}
     return {name: pair for name, pair in pairs.items() if repr(pair[0]) != repr(pair[1])}
 
 
@@ -145,14 +150,9 @@ def _wanted(name: str, patterns: Collection[str]) -> bool:
     return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _ties(comparer: _Comparer, alone: Collection[str], side: str) -> Iterator[Tie]:
-    other = comparer.b if side == "A" else comparer.a
+def _ties(alone: Collection[str], side: Literal["A", "B"], other: Source) -> list[Tie]:
+    """Those of the tensors of one side alone that the other side ties."""
     if not is_tied(other.config):
-        return
-    own = comparer.a if side == "A" else comparer.b
-    for name in alone:
-        embedding = embedding_of(name, other.files)
-        if embedding is not None:
-            alike = own.entry(name).spec.shape == other.entry(embedding).spec.shape
-            pair = (name, embedding) if side == "A" else (embedding, name)
-            yield Tie(name=name, only_in=side, embedding=embedding, compared=comparer(*pair) if alike else None)
+        return []
+    found = {name: embedding_of(name, other.files) for name in alone}
+    return [Tie(name=name, only_in=side, embedding=one) for name, one in found.items() if one is not None]

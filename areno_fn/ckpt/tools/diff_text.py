@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from areno_fn.ckpt.tools.diff import Difference, Tie
 from areno_fn.ckpt.tools.numbers import Side
 from areno_fn.ckpt.tools.source import WORDS, Source
 from areno_fn.ckpt.tools.text import first, many, size, spec, table
 from areno_fn.ckpt.tools.ties import is_tied
+from areno_fn.ckpt.words import brief
 
 DEFINITION = "relative difference = ||a - b|| / max(||a||, 1.2e-38) over the finite elements of a tensor, in float64"
 
@@ -37,7 +39,8 @@ def lines(found: Difference, top: int) -> Iterator[str]:
         yield from _listed(
             f"other {words}", [f"{n}: {spec(a)} in A, {spec(b)} in B" for n, (a, b) in pairs.items()], top
         )
-    yield from _listed("other values", [f"{n}: {a!r} in A, {b!r} in B" for n, (a, b) in found.values.items()], top)
+    yield from _listed("other values", _pairs(found.values), top)
+    yield from _listed("other fields of config.json, not counted", _pairs(found.config), top)
     yield from _zeros(found, top)
     yield from _not_finite(found, top)
     yield from _largest(found, top)
@@ -64,6 +67,10 @@ def _listed(words: str, items: tuple[str, ...] | list[str], top: int) -> Iterato
     if items:
         yield f"{words} ({len(items)}):"
         yield from (f"  {item}" for item in first(items, top))
+
+
+def _pairs(values: Mapping[str, tuple[Any, Any]]) -> list[str]:
+    return [f"{name}: {brief(a)} in A, {brief(b)} in B" for name, (a, b) in values.items()]
 
 
 def _tie(tie: Tie) -> str:

@@ -1,9 +1,8 @@
-"""The numbers in one tensor, and in what two differ, added up piece by piece in float64."""
+"""The numbers in one tensor, and in what two differ, in float64; what is known of pieces can be added up."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import attrs
 import torch
@@ -78,17 +77,13 @@ class Compared:
         )
 
 
-def looked_at(tensors: Iterable[torch.Tensor]) -> Side:
-    """What is in a tensor that is given in pieces."""
-    return sum((_side(piece.double()) for piece in tensors), Side())
+def looked_at(x: torch.Tensor) -> Side:
+    """What is in a vector that has elements."""
+    return _side(x.double())
 
 
-def compared(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Compared:
-    """In what two tensors differ that are given in pieces, those of a pair of one shape and on one device."""
-    return sum((_pair(a, b) for a, b in pairs), Compared())
-
-
-def _pair(a: torch.Tensor, b: torch.Tensor) -> Compared:
+def compared(a: torch.Tensor, b: torch.Tensor) -> Compared:
+    """In what two vectors of one length differ that have elements and are on one device."""
     x = a.double()
     ours = _side(x)
     if a.dtype == b.dtype and torch.equal(_bits(a), _bits(b)):

@@ -1,10 +1,13 @@
-"""Tensors of any size, read a piece at a time, the next piece while the last one is used."""
+"""Tensors of any size, read and worked on a piece at a time, several pieces at once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import Executor
-from typing import TypeVar
+import os
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Protocol, TypeVar
 
 import attrs
 import torch
@@ -13,30 +16,72 @@ from areno_fn.ckpt.header import Entry, Header
 from areno_fn.ckpt.tensorfile import Reader
 from areno_fn.contracts.layout import TensorSpec
 
-T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V", bound="Addable")
 
-PIECE = 1 << 20
-"""Elements of a piece: in float64, 8 MiB."""
+PIECE = 1 << 19
+"""Elements of a piece: in float64, 4 MiB."""
+
+THREADS = min(8, os.cpu_count() or 1)
 
 
-def pieces(reader: Reader, header: Header, name: str, size: int = PIECE) -> Iterator[torch.Tensor]:
-    """The elements of a tensor in row-major order, as vectors of at most `size`, on the CPU and in the file's dtype.
+class Addable(Protocol):
+    """What is known of some elements, and can be added to what is known of others."""
+
+    def __add__(self: V, other: V) -> V:
+        """Of the elements of both."""
+        ...
+
+
+def piece(reader: Reader, header: Header, name: str, first: int) -> torch.Tensor:
+    """The elements of a tensor from the one numbered `first` on, in row-major order, at most `PIECE`.
+
+    Returns:
+        A vector on the CPU in the file's dtype.
 
     Raises:
         CheckpointError: the file changed under the reader.
     """
     entry = header.entries[name]
-    dtype, count = entry.spec.dtype, entry.spec.numel
-    width = entry.nbytes // count if count else 0
-    for first in range(0, count, size):
-        last = min(first + size, count)
-        part = Entry(TensorSpec((last - first,), dtype), entry.start + first * width, entry.start + last * width)
-        yield reader.read(attrs.evolve(header, entries={name: part}), name)
+    count = entry.spec.numel
+    width, last = entry.nbytes // count, min(first + PIECE, count)
+    part = Entry(TensorSpec((last - first,), entry.spec.dtype), entry.start + first * width, entry.start + last * width)
+    return reader.read(attrs.evolve(header, entries={name: part}), name)
 
 
-def ahead(pool: Executor, items: Iterator[T]) -> Iterator[T]:
-    """The same items, each made in the pool while the one before is used."""
-    upcoming = pool.submit(next, items, None)
-    while (item := upcoming.result()) is not None:
-        upcoming = pool.submit(next, items, None)
-        yield item
+def summed(work: Callable[[K, int], V], lengths: Mapping[K, int], nothing: V) -> dict[K, V]:
+    """For every key, the sum of `work(key, first)` over its pieces, always added in the order of the pieces.
+
+    Args:
+        work: what is known of the elements from `first` on; called in several threads.
+        lengths: how many elements each key has.
+        nothing: what is known of no elements.
+    """
+    found = dict.fromkeys(lengths, nothing)
+    with _one_thread_each(), ThreadPoolExecutor(THREADS, thread_name_prefix="piece") as pool:
+        for key, value in _in_order(pool, work, lengths):
+            found[key] = found[key] + value
+    return found
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Torch's own threads would wait for each other at every step of every piece."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _in_order(pool: ThreadPoolExecutor, work: Callable[[K, int], V], lengths: Mapping[K, int]) -> Iterator[tuple[K, V]]:
+    waiting: deque[tuple[K, Future[V]]] = deque()
+    for key, length in lengths.items():
+        for first in range(0, length, PIECE):
+            waiting.append((key, pool.submit(work, key, first)))
+            if len(waiting) > 2 * THREADS:
+                done, result = waiting.popleft()
+                yield done, result.result()
+    for done, result in waiting:
+        yield done, result.result()

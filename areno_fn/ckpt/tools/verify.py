@@ -13,8 +13,8 @@ from areno_fn.ckpt.paths import member, read_small
 from areno_fn.ckpt.peft import open_adapter
 from areno_fn.ckpt.store import INDEX, SINGLE, Store, open_store
 from areno_fn.ckpt.tensorfile import Reader
-from areno_fn.ckpt.tools.numbers import looked_at
-from areno_fn.ckpt.tools.pieces import pieces
+from areno_fn.ckpt.tools.numbers import Side, looked_at
+from areno_fn.ckpt.tools.pieces import piece, summed
 from areno_fn.ckpt.tools.source import Source, kind_of
 from areno_fn.ckpt.tools.text import many
 from areno_fn.ckpt.verify import state_problems
@@ -44,14 +44,17 @@ def problems(path: str | Path) -> list[str]:
 
 def not_finite(source: Source) -> list[str]:
     """Every tensor that holds NaN or infinity, a sentence each; all tensors are read."""
-    found = []
     with Reader() as reader:
-        for name in source.files:
-            side = looked_at(pieces(reader, source.header(name), name))
-            if side.nan or side.inf:
-                numel = source.entry(name).spec.numel
-                found.append(f"{source.files[name]}: {name!r} holds {side.nan} NaN and {side.inf} infinite of {numel}")
-    return found
+
+        def work(name: str, first: int) -> Side:
+            return looked_at(piece(reader, source.header(name), name, first))
+
+        sides = summed(work, {name: source.entry(name).spec.numel for name in source.files}, Side())
+    return [
+        f"{source.files[name]}: {name!r} holds {side.nan} NaN and {side.inf} infinite of {source.entry(name).spec.numel}"
+        for name, side in sides.items()
+        if side.nan or side.inf
+    ]
 
 
 def hashes(path: Path) -> Iterator[tuple[str, str]]:
