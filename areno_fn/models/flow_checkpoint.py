@@ -119,6 +119,12 @@ def read(rows: Iterable[Row], sizes: Sizes, flags: Iterable[str] = (), prefix: s
     return {prefix + row.name: _leaf(row, sizes) for row in rows if _exists(row, given)}
 
 
+def repeat(rows: Iterable[Row], sizes: Sizes, blocks: str, count: int, flags: Iterable[str] = ()) -> dict[str, Leaf]:
+    """The tensors of `count` equal blocks, `blocks.0.`, `blocks.1.` and so on; the rest as for `read`."""
+    one = read(rows, sizes, flags)
+    return {f"{blocks}.{number}.{name}": leaf for number in range(count) for name, leaf in one.items()}
+
+
 def layout(leaves: Leaves) -> Iso:
     """From the tensors of a file to the leaves: the same names."""
     return identity({name: leaf.spec for name, leaf in leaves.items()})

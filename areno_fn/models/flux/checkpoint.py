@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from areno_fn.models.flow_checkpoint import Leaf, columns, linear, read, rows, table, tensor
+from areno_fn.models.flow_checkpoint import Leaf, columns, linear, read, repeat, rows, table, tensor
 from areno_fn.models.flux import FluxConfig
 
 # fmt: off
@@ -64,8 +64,6 @@ def leaves(config: FluxConfig) -> dict[str, Leaf]:
         "pooled": config.pooled_projection_dim,
     }
     made = read(OUTSIDE, sizes, {"guidance"} if config.guidance_embeds else ())
-    for number in range(config.num_layers):
-        made |= read(DOUBLE, sizes, prefix=f"transformer_blocks.{number}.")
-    for number in range(config.num_single_layers):
-        made |= read(SINGLE, sizes, prefix=f"single_transformer_blocks.{number}.")
+    made |= repeat(DOUBLE, sizes, "transformer_blocks", config.num_layers)
+    made |= repeat(SINGLE, sizes, "single_transformer_blocks", config.num_single_layers)
     return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from areno_fn.models.flow_checkpoint import Leaf, columns, linear, read, rows, table, tensor
+from areno_fn.models.flow_checkpoint import Leaf, columns, linear, read, repeat, rows, table, tensor
 from areno_fn.models.flux2 import Flux2Config
 
 # fmt: off
@@ -61,8 +61,6 @@ def leaves(config: Flux2Config) -> dict[str, Leaf]:
         "wave": config.timestep_guidance_channels,
     }
     made = read(OUTSIDE, sizes, {"guidance"} if config.guidance_embeds else ())
-    for number in range(config.num_layers):
-        made |= read(DOUBLE, sizes, prefix=f"transformer_blocks.{number}.")
-    for number in range(config.num_single_layers):
-        made |= read(SINGLE, sizes, prefix=f"single_transformer_blocks.{number}.")
+    made |= repeat(DOUBLE, sizes, "transformer_blocks", config.num_layers)
+    made |= repeat(SINGLE, sizes, "single_transformer_blocks", config.num_single_layers)
     return made

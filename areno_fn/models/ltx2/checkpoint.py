@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from areno_fn.models.flow_checkpoint import Leaf, Row, columns, linear, read, rows, table, tensor
+from areno_fn.models.flow_checkpoint import Leaf, Row, columns, linear, read, repeat, rows, table, tensor
 from areno_fn.models.ltx2 import LTX2Config
 
 
@@ -96,10 +96,7 @@ def leaves(config: LTX2Config) -> dict[str, Leaf]:
             f"{name}_mods": 9 if stream.text_modulated else 6,
         }
     flags = set(_flags(config))
-    made = read(OUTSIDE, sizes, flags)
-    for number in range(config.num_layers):
-        made |= read(BLOCK, sizes, flags, f"transformer_blocks.{number}.")
-    return made
+    return read(OUTSIDE, sizes, flags) | repeat(BLOCK, sizes, "transformer_blocks", config.num_layers, flags)
 
 
 def _flags(config: LTX2Config) -> Iterator[str]:

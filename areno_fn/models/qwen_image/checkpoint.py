@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from areno_fn.models.flow_checkpoint import Leaf, columns, linear, read, rows, table, tensor
+from areno_fn.models.flow_checkpoint import Leaf, columns, linear, read, repeat, rows, table, tensor
 from areno_fn.models.qwen_image import QwenImageConfig
 
 # fmt: off
@@ -51,6 +51,4 @@ def leaves(config: QwenImageConfig) -> dict[str, Leaf]:
         "text": config.joint_attention_dim,
     }
     made = read(OUTSIDE, sizes, {"addition"} if config.use_additional_t_cond else ())
-    for number in range(config.num_layers):
-        made |= read(BLOCK, sizes, prefix=f"transformer_blocks.{number}.")
-    return made
+    return made | repeat(BLOCK, sizes, "transformer_blocks", config.num_layers)

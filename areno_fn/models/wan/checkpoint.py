@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from areno_fn.models.flow_checkpoint import Leaf, columns, linear, read, rows, table, tensor
+from areno_fn.models.flow_checkpoint import Leaf, columns, linear, read, repeat, rows, table, tensor
 from areno_fn.models.wan import WanConfig
 
 # fmt: off
@@ -70,7 +70,4 @@ def leaves(config: WanConfig) -> dict[str, Leaf]:
     flags = {name for name in ("image", "positions", "added") if sizes[name]}
     if config.cross_attn_norm:
         flags.add("cross_norm")
-    made = read(OUTSIDE, sizes, flags)
-    for number in range(config.num_layers):
-        made |= read(BLOCK, sizes, flags, f"blocks.{number}.")
-    return made
+    return read(OUTSIDE, sizes, flags) | repeat(BLOCK, sizes, "blocks", config.num_layers, flags)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from areno_fn.models.flow_checkpoint import Leaf, columns, linear, read, rows, table, tensor
+from areno_fn.models.flow_checkpoint import Leaf, columns, linear, read, repeat, rows, table, tensor
 from areno_fn.models.z_image import ZImageConfig
 
 # fmt: off
@@ -61,9 +61,7 @@ def leaves(config: ZImageConfig) -> dict[str, Leaf]:
     for side, frames in config.patches:
         ends = read(ENDS, sizes | {"patch": side * side * frames})
         made |= {name.format(f"{side}-{frames}"): leaf for name, leaf in ends.items()}
-    for number in range(config.num_layers):
-        made |= read(BLOCK, sizes, norm | {"modulated"}, f"layers.{number}.")
+    made |= repeat(BLOCK, sizes, "layers", config.num_layers, norm | {"modulated"})
     for refiner, flags in refiners.items():
-        for number in range(config.num_refiner_layers):
-            made |= read(BLOCK, sizes, flags, f"{refiner}.{number}.")
+        made |= repeat(BLOCK, sizes, refiner, config.num_refiner_layers, flags)
     return made
