@@ -2,10 +2,10 @@
 
     python benchmarks/background_save.py [--folder DIR] [--gigabytes 8] [--repeats 5]
 
-"blocked" is what `Writer.save` takes; "copy" moves as many bytes from the device to page-locked memory in one piece
-each tensor, and nothing else. The first save also takes the memory and is given apart. A step is a chain of matrix
-products; steps are timed alone and while a checkpoint is being written. On a machine without a GPU everything is on
-the CPU, where copy and steps share the processor.
+"blocked" is what `Writer.save` takes; "copy" moves as many bytes from the device to page-locked memory, tensor by
+tensor, and nothing else. Memory is reserved as a run reserves it, while the first steps are made; the first save is
+given apart all the same. A step is a chain of matrix products; steps are timed alone and while a checkpoint is being
+written. Without a GPU everything is on the CPU, where copy and steps share the processor.
 """
 
 from __future__ import annotations
@@ -88,6 +88,9 @@ def _saves(
     """Seconds that each save blocked, until it was whole, and of the steps made meanwhile."""
     blocked, whole, beside = [], [], []
     with Writer(root, IDENTITY, keep=1) as writer:
+        writer.reserve(state)
+        for _ in range(200):  # what a run does before its first checkpoint
+            _timed(lambda: _step(device))
         for number in range(repeats + 1):
             begun = time.perf_counter()
             writer.save(number, state)

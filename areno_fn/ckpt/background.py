@@ -8,9 +8,11 @@ from pathlib import Path
 from types import TracebackType
 
 import attrs
+import torch
 
 from areno_fn.ckpt.resume import prepare, write
 from areno_fn.ckpt.snapshot import HostMemory
+from areno_fn.ckpt.trees import walk
 from areno_fn.contracts.errors import CheckpointError
 from areno_fn.contracts.identity import RunIdentity
 from areno_fn.contracts.roles import RoleLayout
@@ -44,6 +46,7 @@ class Writer:
         self._memory = HostMemory()
         self._thread = futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: futures.Future[Path] | None = None
+        self._reserved: futures.Future[None] | None = None
         self._given_up = threading.Event()
 
     def __enter__(self) -> Writer:
@@ -53,6 +56,18 @@ class Writer:
     def is_writing(self) -> bool:
         """Whether something that was saved is not yet whole on the disk."""
         return self._pending is not None and not self._pending.done()
+
+    def reserve(self, state: TrainState) -> None:
+        """Begins to take the memory that copies of such states need, so that the first `save` need not.
+
+        Args:
+            state: has the structure of those that will be saved; nothing of it is kept.
+        """
+        # what is one tensor at the beginning, such as parameters and their reference, need not stay one
+        tensors = [leaf for _, leaf, _ in walk(state) if isinstance(leaf, torch.Tensor)]
+        sizes = [(tensor.numel() * tensor.itemsize, tensor.is_cuda) for tensor in tensors]
+        on_host, on_gpu = ([size for size, is_cuda in sizes if is_cuda is there] for there in (False, True))
+        self._reserved = self._thread.submit(self._memory.reserve, on_host, on_gpu)
 
     def save(self, step: int, state: TrainState) -> None:
         """Takes a copy of a state and begins to write it.
@@ -66,6 +81,8 @@ class Writer:
             RecordError: the state does not have the roles.
         """
         self.wait()
+        if self._reserved is not None:
+            self._reserved.result()
         prepared = prepare(state, self._roles)
         copied = attrs.evolve(prepared.flat, tensors=self._memory.copy(prepared.flat.tensors))
         snapshot = attrs.evolve(prepared, flat=copied)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -26,6 +26,16 @@ class HostMemory:
     def nbytes(self) -> int:
         """Bytes taken so far."""
         return self._plain.nbytes + self._pinned.nbytes
+
+    def reserve(self, on_host: Sequence[int], on_gpu: Sequence[int]) -> None:
+        """Takes the memory that a copy will need, which lasts longer than the copy itself.
+
+        Args:
+            on_host: bytes of each tensor of the processor, in their order.
+            on_gpu: the same for those of GPUs.
+        """
+        self._plain.reserve(on_host)
+        self._pinned.reserve(on_gpu)
 
     def copy(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Copies that nothing written to the tensors from here on can change; returns when they are made.
@@ -77,19 +87,32 @@ class _Arena:
     def nbytes(self) -> int:
         return sum(block.numel() for block in self._blocks)
 
+    def reserve(self, sizes: Sequence[int]) -> None:
+        """Takes as much memory as tensors of so many bytes each need, and makes the system provide it."""
+        before = len(self._blocks)
+        self._spans(sizes)
+        for block in self._blocks[before:]:
+            block.zero_()
+
     def places(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Uninitialised tensors of the shapes and dtypes of these; equal requests get equal places."""
-        total = sum(_padded(tensor) for tensor in tensors.values())
-        found, number, used = {}, 0, 0
-        for name, tensor in tensors.items():
-            size = _padded(tensor)
-            while number < len(self._blocks) and used + size > self._blocks[number].numel():
+        spans = self._spans([_size(tensor) for tensor in tensors.values()])
+        return {
+            name: span.view(tensor.dtype).reshape(tensor.shape)
+            for (name, tensor), span in zip(tensors.items(), spans, strict=True)
+        }
+
+    def _spans(self, sizes: Sequence[int]) -> list[torch.Tensor]:
+        padded = [-(-size // _ALIGN) * _ALIGN for size in sizes]
+        total = sum(padded)
+        found, number, used = [], 0, 0
+        for size, room in zip(sizes, padded, strict=True):
+            while number < len(self._blocks) and used + room > self._blocks[number].numel():
                 number, used = number + 1, 0
             if number == len(self._blocks):
-                self._blocks.append(self._block(max(size, min(total, _BLOCK))))
-            place = self._blocks[number][used : used + tensor.numel() * tensor.itemsize]
-            found[name] = place.view(tensor.dtype).reshape(tensor.shape)
-            used += size
+                self._blocks.append(self._block(max(room, min(total, _BLOCK))))
+            found.append(self._blocks[number][used : used + size])
+            used += room
         return found
 
     def _block(self, size: int) -> torch.Tensor:
@@ -97,5 +120,5 @@ class _Arena:
         return torch.empty(length, dtype=torch.uint8, pin_memory=self._is_pinned)
 
 
-def _padded(tensor: torch.Tensor) -> int:
-    return -(-tensor.numel() * tensor.itemsize // _ALIGN) * _ALIGN
+def _size(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.itemsize

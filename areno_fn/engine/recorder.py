@@ -38,6 +38,7 @@ class Recorder:
         tracker: keeps metrics.
         sample_log: keeps completions.
         store: writes a resumable checkpoint, or begins to.
+        ready: told of the first state of a phase, like which those that `store` gets will be.
         held: seconds that `store` has held up the training since the last step.
     """
 
@@ -46,12 +47,14 @@ class Recorder:
     tracker: Tracker
     sample_log: SampleLog
     store: Callable[[TrainState], None]
+    ready: Callable[[TrainState], None] = lambda state: None
     held: list[float] = attrs.field(factory=list)
 
     def begun(self, state: TrainState) -> None:
         """A phase begins, or goes on after a resume."""
         phase = self.plan.phases[state.cursor.phase]
         self.display.phase(phase.spec.name, phase.steps, state.cursor.step)
+        self.ready(state)
 
     def stepped(self, state: TrainState, metrics: Metrics, judged: Judged | None = None) -> None:
         """A step is done; of the completions that it was made from some are kept, at first and now and then."""
@@ -105,11 +108,17 @@ class Recorder:
 
 
 def open_recorder(
-    plan: Plan, outputs: Outputs, display: Display, store: Callable[[TrainState], None], resumed: Cursor | None
+    plan: Plan,
+    outputs: Outputs,
+    display: Display,
+    store: Callable[[TrainState], None],
+    resumed: Cursor | None,
+    ready: Callable[[TrainState], None] = lambda state: None,
 ) -> Recorder:
     """Opens the logs; those of a resumed run first lose what will be written again.
 
     Args:
+        store, ready: as for `Recorder`.
         resumed: where the run continues, None for a fresh run.
     """
     after = -1 if resumed is None else resumed.total
@@ -122,7 +131,12 @@ def open_recorder(
     if plan.spec.log.tensorboard:
         trackers.append(TensorBoardTracker(outputs.tensorboard, after))
     return Recorder(
-        plan=plan, display=display, tracker=combine(*trackers), sample_log=SampleLog(outputs.samples), store=store
+        plan=plan,
+        display=display,
+        tracker=combine(*trackers),
+        sample_log=SampleLog(outputs.samples),
+        store=store,
+        ready=ready,
     )
 
 

@@ -103,7 +103,8 @@ def _train(made: Plan, outputs: Outputs, display: Display, resume: bool, accept:
     def store(state: TrainState) -> None:
         writer.save(state.cursor.total, state)
 
-    recorder = open_recorder(made, outputs, display, store, None if checkpoint is None else state.cursor)
+    resumed = None if checkpoint is None else state.cursor
+    recorder = open_recorder(made, outputs, display, store, resumed, writer.reserve)
     try:
         # the writer is inside, so that what interrupts the wait for its last write is still listened to
         with _asked_to_stop() as stop, writer:

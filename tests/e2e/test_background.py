@@ -17,6 +17,7 @@ from e2e.test_kill import JUDGED, failing, interrupt
 
 from areno_fn.ckpt import disk
 from areno_fn.ckpt.background import Writer
+from areno_fn.ckpt.snapshot import HostMemory
 from areno_fn.ckpt.verify import verify_state
 from areno_fn.world.display import PlainDisplay
 from areno_fn.world.trackers import JsonlTracker
@@ -71,6 +72,24 @@ def test_how_long_saving_held_up_the_training_is_told_with_the_next_step(spec: P
     lines = tiny.lines(tmp_path / "out" / "metrics.jsonl")
     assert [line["step"] for line in lines if "time/checkpoint" in line] == [3, 5, 7]
     assert all("time/step" in line and line["time/checkpoint"] > 0 for line in lines if "time/checkpoint" in line)
+
+
+def test_saving_takes_no_memory_that_was_not_reserved(
+    spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Taking memory takes longer than the copy; it is done beside the first steps of a phase."""
+    taken: list[tuple[int, int]] = []
+    copy = HostMemory.copy
+
+    def watched(self: HostMemory, tensors: Mapping[str, Any]) -> Any:
+        before = self.nbytes
+        copies = copy(self, tensors)
+        taken.append((before, self.nbytes))
+        return copies
+
+    monkeypatch.setattr(HostMemory, "copy", watched)
+    assert tiny.run(spec, tmp_path / "out").code == 0
+    assert len(taken) == 4 and all(before == after > 0 for before, after in taken)
 
 
 @pytest.mark.usefixtures("slow")

@@ -292,6 +292,38 @@ def test_memory_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert memory.nbytes == taken
 
 
+def test_memory_that_was_reserved_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("areno_fn.ckpt.snapshot._BLOCK", 128)
+    memory = HostMemory()
+    memory.reserve([tensor.numel() * tensor.itemsize for tensor in many().values()], [])
+    taken = memory.nbytes
+    copies = memory.copy(many())
+    assert all(torch.equal(copy, many()[name]) for name, copy in copies.items()) and memory.nbytes == taken > 0
+
+
+def test_a_writer_reserves_for_states_whose_parts_have_come_apart(tmp_path: Path) -> None:
+    """The reference begins as the actor's own tensors; after a step it has tensors of its own."""
+    with Writer(tmp_path, IDENTITY) as writer:
+        writer.reserve(state(1))
+        apart = replace(state(2), snapshots={"reference": {"w": torch.ones(64, 3)}})
+        writer.save(1, apart)
+        taken = writer._memory.nbytes
+        writer.save(2, apart)
+        assert writer._memory.nbytes == taken
+    loaded = load_state(tmp_path / "step-00000002", apart, IDENTITY)
+    assert tree.equal(loaded, apart)
+
+
+def test_reserving_that_fails_is_heard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> torch.Tensor:
+        raise RuntimeError("not enough memory")
+
+    monkeypatch.setattr(torch, "empty", refuse)
+    with pytest.raises(RuntimeError, match="not enough memory"), Writer(tmp_path, IDENTITY) as writer:
+        writer.reserve(state(1))
+        writer.save(1, state(1))
+
+
 def test_blocks_do_not_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("areno_fn.ckpt.snapshot._BLOCK", 256)
     tensors = {str(size): torch.full((size,), size % 251, dtype=torch.uint8) for size in range(0, 400, 7)}
