@@ -29,12 +29,15 @@ class FlowFamily:
         config_from_hf: reads that file; raises `ModelError`.
         leaves: every tensor of the state dict of a configuration.
         tiny: small configurations by variant, as they would stand in config.json, for tests.
+        left_out: patterns of tensors that files of the family may hold and its transformer does not take; reading
+            leaves them out, writing passes them through.
     """
 
     name: str
     config_from_hf: Callable[[Mapping[str, Any]], Any]
     leaves: Callable[[Any], Mapping[str, Leaf]]
     tiny: Callable[[], Mapping[str, Mapping[str, Any]]]
+    left_out: tuple[str, ...] = ()
 
     def layout(self, config: Any) -> Iso:
         """From the tensors of a file to the leaves, which have the same names."""
@@ -61,7 +64,7 @@ FLOW_LAYOUTS: dict[str, FlowFamily] = {
         qwen_image.CLASS, qwen_image.config_from_hf, qwen_image_checkpoint.leaves, qwen_image.tiny
     ),
     "z_image": FlowFamily(z_image.CLASS, z_image.config_from_hf, z_image_checkpoint.leaves, z_image.tiny),
-    "wan": FlowFamily(wan.CLASS, wan.config_from_hf, wan_checkpoint.leaves, wan.tiny),
+    "wan": FlowFamily(wan.CLASS, wan.config_from_hf, wan_checkpoint.leaves, wan.tiny, wan_checkpoint.LEFT_OUT),
     "ltx2": FlowFamily(ltx2.CLASS, ltx2.config_from_hf, ltx2_checkpoint.leaves, ltx2.tiny),
 }
 """Every flow-matching family, by the name of its package."""

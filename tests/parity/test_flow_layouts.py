@@ -78,6 +78,13 @@ def test_a_configuration_without_fields_means_the_defaults_of_diffusers(family: 
 
 
 @pytest.mark.parametrize("family", FLOW_LAYOUTS)
+def test_what_is_left_out_is_what_diffusers_ignores(family: str) -> None:
+    ignored = getattr(diffusers, FLOW_LAYOUTS[family].name)._keys_to_ignore_on_load_unexpected or []
+    assert [word for word in ignored if not any(word in pattern for pattern in FLOW_LAYOUTS[family].left_out)] == []
+    assert len(FLOW_LAYOUTS[family].left_out) == len(ignored)
+
+
+@pytest.mark.parametrize("family", FLOW_LAYOUTS)
 def test_what_diffusers_writes_into_a_config_is_read(family: str) -> None:
     reference = module(next(iter(FLOW_LAYOUTS[family].tiny().values())))
     written = {**reference.config, "_class_name": FLOW_LAYOUTS[family].name, "_diffusers_version": "0.42.1"}

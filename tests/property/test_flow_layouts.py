@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from ckpt_toys import read_files, same_bits, state_dict, write_folder
 from flow_toys import PUBLISHED, VARIANTS, configs, tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areno_fn.contracts.errors import LayoutError, ModelError
+from areno_fn.ckpt.folder import open_folder
+from areno_fn.ckpt.load import load
+from areno_fn.ckpt.save import save
+from areno_fn.contracts.errors import CheckpointError, LayoutError, ModelError
 from areno_fn.contracts.layout import Iso
 from areno_fn.contracts.placement import Replicated, place, rank_name
 from areno_fn.models.flow_checkpoint import columns, linear, read, rows, table, tensor
@@ -78,6 +83,20 @@ def test_random_configurations_round_trip_on_any_number_of_ranks(family: str, da
     placements = layouts.placements(config)
     tried = laws.checkpoint_roundtrip(layouts.layout(config), placements=placements, ranks=(count,), dtypes=DTYPES)
     assert tried == (count,) or family in UNEVEN
+
+
+def test_a_norm_that_nothing_reads_is_left_out_and_written_again(tmp_path: Path) -> None:
+    layouts = FLOW_LAYOUTS["wan"]
+    layout = layouts.layout(layouts.config_from_hf(tiny("wan", "image to video")))
+    extra = {f"blocks.{number}.attn2.norm_added_q.weight": torch.full((24,), float(number)) for number in (0, 1)}
+    file = state_dict(layout, torch.bfloat16) | extra
+    source = open_folder(write_folder(tmp_path / "source", file))
+    with pytest.raises(CheckpointError, match="norm_added_q.weight' is not declared"):
+        load(source, layout)
+    leaves = load(source, layout, left_out=layouts.left_out)
+    assert leaves.keys() == layout.target.keys()
+    out = save(tmp_path / "out", leaves, layout, {}, source=source, left_out=layouts.left_out)
+    assert same_bits(read_files(out)[0], file)
 
 
 # --------------------------------------------------------------------------------------------------- ranks

@@ -47,6 +47,8 @@ BLOCK = table(  # queries and keys are normalised over all heads, so those weigh
     linear("ffn.net.2",                 "width", "inner", cut=columns("inner")),
 )
 # fmt: on
+LEFT_OUT = ("blocks.*.attn2.norm_added_q.weight",)
+"""Files of older versions may have a norm of queries to images, which nothing reads."""
 
 
 def leaves(config: WanConfig) -> dict[str, Leaf]:
