@@ -1,6 +1,6 @@
 """Reading and writing a checkpoint of 1.2 GB, against the safetensors library and the disk, as ratios of one run.
 
-    python benchmarks/checkpoint.py [--folder DIR] [--repeats 7] [--threads 4] [--device cpu | cuda]
+    python benchmarks/checkpoint.py [--folder DIR] [--repeats 7] [--threads 4] [--piece MB] [--device cpu | cuda]
 
 Cases are interleaved, in an order that changes with every repeat; printed are medians, the fastest and the slowest,
 and ratios of medians and of the fastest, above 1 where this library is faster. "cold" means that the file was taken
@@ -23,7 +23,7 @@ from pathlib import Path
 import checkpoint_cases as cases
 import torch
 
-from areno_fn.ckpt import disk, hf
+from areno_fn.ckpt import disk, hf, outbound, ring, stream
 
 Case = tuple[Callable[[], None], Callable[[], None]]
 """What is done before, and what is measured."""
@@ -32,6 +32,7 @@ Case = tuple[Callable[[], None], Callable[[], None]]
 def main() -> None:
     """Makes the checkpoint, measures, prints."""
     options = _options()
+    ring.PIECE = stream.PIECE = outbound.PIECE = options.piece << 20
     root = Path(tempfile.mkdtemp(prefix="checkpoint-", dir=options.folder))
     try:
         _measure(root, options)
@@ -46,7 +47,7 @@ def _measure(root: Path, options: argparse.Namespace) -> None:
     device, threads = options.device, options.threads
     name = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads of torch"
     print(
-        f"{size / 1e9:.2f} GB, {name}, torch {torch.__version__}, {threads} threads, {options.repeats} repeats, {root}"
+        f"{size / 1e9:.2f} GB, {name}, torch {torch.__version__}, {threads} threads, pieces of {options.piece} MB, {options.repeats} repeats, {root}"
     )
 
     warm = lambda: path.read_bytes() and None  # noqa: E731
@@ -120,6 +121,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int, default=4)
+    parser.add_argument("--piece", type=int, default=ring.PIECE >> 20, help="MB that a thread reads at once")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     return parser.parse_args()
 
