@@ -6,7 +6,6 @@ names the run, its roles, everything that is not a tensor, and the length, SHA-2
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import attrs
 import torch
 
 from areno_fn.ckpt import atomic, parts
+from areno_fn.ckpt.digest import Digest
 from areno_fn.ckpt.header import DTYPE_NAMES, Header, read_header
 from areno_fn.ckpt.host import memory
 from areno_fn.ckpt.manifest import (
@@ -212,24 +212,26 @@ def _roles(state: TrainState, roles: RoleLayout | None) -> tuple[Role, ...]:
 def _write_file(path: Path, prepared: Prepared, paths: Sequence[str], watch: Callable[[], None]) -> DataFile:
     tensors = prepared.flat.tensors
     specs = {name: spec_of(tensors[name]) for name in paths}
-    digest = hashlib.sha256()
-
-    def seen(piece: memoryview) -> None:
-        watch()
-        digest.update(piece)
-
-    size = write_tensors(path, specs, tensors.__getitem__, {"format": "pt"}, seen)
     described = {name: StoredTensor.of(spec) for name, spec in specs.items()}
-    return DataFile(name=path.name, size=size, sha256=digest.hexdigest(), tensors=described)
+    with Digest() as digest:
+
+        def seen(piece: memoryview) -> None:
+            watch()
+            digest.update(piece)
+
+        size = write_tensors(path, specs, tensors.__getitem__, {"format": "pt"}, seen)
+        return DataFile(name=path.name, size=size, sha256=digest.hexdigest(), tensors=described)
 
 
 def _read_verified(reader: Reader, header: Header, sha256: str) -> dict[str, torch.Tensor]:
     """All tensors, in the order of their bytes, which leave no gap: so the checksum is that of the whole file."""
     tensors = {}
-    digest = hashlib.sha256(reader.bytes(header, 0, header.data))
-    for name in header.entries:
-        tensors[name] = reader.read(header, name)
-        digest.update(memory(tensors[name]))
-    if digest.hexdigest() != sha256:
-        raise CheckpointError(f"{header.path} is damaged: its SHA-256 is {digest.hexdigest()}, expected {sha256}")
+    with Digest() as digest:
+        digest.update(reader.bytes(header, 0, header.data))
+        for name in header.entries:
+            tensors[name] = reader.read(header, name)
+            digest.update(memory(tensors[name]))
+        found = digest.hexdigest()
+    if found != sha256:
+        raise CheckpointError(f"{header.path} is damaged: its SHA-256 is {found}, expected {sha256}")
     return tensors

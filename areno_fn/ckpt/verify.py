@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from areno_fn.ckpt.digest import Digest
 from areno_fn.ckpt.manifest import MANIFEST, DataFile, Manifest, read_manifest
 from areno_fn.ckpt.resume import checked_header
 from areno_fn.contracts.errors import CheckpointError
@@ -52,9 +52,9 @@ def _problems_of(folder: Path, file: DataFile) -> Iterator[str]:
     except CheckpointError as error:
         yield str(error)
         return
-    digest = hashlib.sha256()
-    with header.path.open("rb") as opened:
+    with header.path.open("rb") as opened, Digest() as digest:
         while piece := opened.read(_CHUNK):
             digest.update(piece)
-    if digest.hexdigest() != file.sha256:
-        yield f"{header.path} is damaged: its SHA-256 is {digest.hexdigest()}, expected {file.sha256}"
+        found = digest.hexdigest()
+    if found != file.sha256:
+        yield f"{header.path} is damaged: its SHA-256 is {found}, expected {file.sha256}"
