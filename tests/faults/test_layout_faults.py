@@ -131,7 +131,7 @@ FAULTS: dict[str, Fault] = {
             "'model.layers.0.mlp.experts.2.down_proj.weight'"
         },
     ),
-    "a tied head as a second leaf": Fault(
+    "K1 a tied head as a second leaf": Fault(
         "llama, tied, with a head",
         plants.tied_head_as_a_second_leaf,
         {"layout_agrees": "the reference refuses what the layout takes: 'lm_head.weight' is not the embedding"},
@@ -143,7 +143,7 @@ FAULTS: dict[str, Fault] = {
             "iso_roundtrip": "forward, element [0, 0] of 'lm_head.weight' arrives nowhere, whatever its value: it is lost"
         },
     ),
-    "a head that the file has not": Fault(
+    "K4 a head that the file has not": Fault(
         "llama, tied",
         plants.head_that_the_file_has_not,
         {
