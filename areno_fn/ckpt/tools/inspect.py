@@ -63,9 +63,11 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
     rest = dict(found)
     yield f"{rest.pop('path')}: {rest.pop('kind')}"
     parameters = rest.pop("parameters")
-    yield f"  tensors       {rest.pop('tensors')}, {parameters} elements ({amount(parameters)}), {size(rest.pop('bytes'))}"
+    count, nbytes = rest.pop("tensors"), rest.pop("bytes")
+    yield f"  tensors       {count}, {many(parameters, 'element')} ({amount(parameters)}), {size(nbytes)}"
     for name, one in rest.pop("dtypes").items():
-        yield f"  dtype         {name}: {many(one['tensors'], 'tensor')}, {one['parameters']} elements, {size(one['bytes'])}"
+        counts = f"{many(one['tensors'], 'tensor')}, {many(one['parameters'], 'element')}"
+        yield f"  dtype         {name}: {counts}, {size(one['bytes'])}"
     rows = rest.pop("table", None)
     files = rest.pop("files")
     for name, value in rest.items():
