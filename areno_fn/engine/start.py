@@ -76,7 +76,7 @@ def resumed_state(
         checkpoint, _like(plan, at), plan.identity, plan.device, roles=plan.roles, accept=tuple(accepted)
     )
     key = Key.of(plan.spec.seed) if "seed" in accepted else state.key
-    return replace(state, key=key, cursor=_reopened(plan, at))
+    return replace(state, key=key, cursor=_within(plan, _reopened(plan, at), accepted))
 
 
 def _cursor(saved: Mapping[str, object], checkpoint: Path) -> Cursor:
@@ -107,9 +107,14 @@ def _require_phases(plan: Plan, at: Cursor, recorded: RunSpec | None) -> None:
 
 
 def _placed(plan: Plan, at: Cursor, recorded: RunSpec | None, accepted: Sequence[str]) -> Cursor:
-    """Where a state saved at `at` stands in this run, of which the accepted fields have changed."""
+    """Where a state saved at `at` stands: at the beginning of a phase that a complete run has got, or where it stood."""
     if "phases" in accepted and recorded is not None and len(recorded.phases) <= at.phase < len(plan.phases):
-        return Cursor(phase=at.phase, total=at.total)  # a complete run has got another phase
+        return Cursor(phase=at.phase, total=at.total)
+    return at
+
+
+def _within(plan: Plan, at: Cursor, accepted: Sequence[str]) -> Cursor:
+    """The same place, or the next epoch where the data have become less and there is no such batch."""
     if at.phase >= len(plan.phases) or not {"data", "phases"} & set(accepted):
         return at
     phase = plan.phases[at.phase]

@@ -108,6 +108,15 @@ def test_other_rows_are_read_from_the_same_place_or_the_next_epoch(
     assert (scalars["cursor.epoch"], scalars["cursor.batch"]) == place
 
 
+def test_a_complete_run_goes_on_with_fewer_rows(whole: Path, tmp_path: Path) -> None:
+    """It stands behind four of five batches, and there are two now: the fifth step begins an epoch."""
+    shutil.copytree(whole, tmp_path / "out")
+    done = resume(tmp_path / "out", {**FEWER_DATA, "phases.grpo.steps": 5}, "data")
+    assert (done.code, done.err) == (0, "")
+    scalars = read_manifest(tiny.last_checkpoint(tmp_path / "out")).values.scalars
+    assert (scalars["cursor.step"], scalars["cursor.epoch"], scalars["cursor.batch"]) == (5, 1, 1)
+
+
 def test_a_phase_may_be_added_behind_a_complete_run(whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path / "out")
     spec = tiny.write_spec(tmp_path, tiny.SPEC.replace("\n[evaluation]", EXTRA))
