@@ -27,7 +27,7 @@ _WEIGHTS = (
     "*.safetensors", "*.index.json", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle", "*.gguf", "*.h5",
     "*.msgpack", "*.onnx", "*.npz", "*.npy", "*.joblib", "*.py",
 )  # fmt: skip
-_LONGEST_CARRIED = 1_000_000_000
+_LONGEST_CARRIED = 200_000_000
 
 
 def carried(source: HFFolder | None, without: Collection[str]) -> dict[str, bytes]:

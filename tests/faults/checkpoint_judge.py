@@ -15,7 +15,7 @@ from typing import Any
 import safetensors.torch
 import torch
 from ckpt_toys import same_bits
-from faults.checkpoint_mutations import LAYOUT
+from faults.checkpoint_folders import LAYOUT
 
 from areno_fn import tree
 from areno_fn.ckpt import hf

@@ -21,8 +21,9 @@ from types import FrameType
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
+from faults.checkpoint_folders import Folder, whole, write  # noqa: E402
 from faults.checkpoint_judge import judged  # noqa: E402
-from faults.checkpoint_mutations import Folder, mutate, whole, write  # noqa: E402
+from faults.checkpoint_mutations import mutate  # noqa: E402
 
 SECONDS = 5.0
 MOST_MEMORY = 200_000_000

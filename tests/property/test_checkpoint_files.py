@@ -11,8 +11,9 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
+from faults.checkpoint_folders import whole, write
 from faults.checkpoint_judge import judged
-from faults.checkpoint_mutations import mutate, whole, write
+from faults.checkpoint_mutations import mutate
 from hypothesis import given, settings
 
 
@@ -38,7 +39,7 @@ def test_whole_checkpoints_are_accepted(shards: int) -> None:
 
 def test_the_judge_sees_a_read_outside_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the check of links, a file outside is read, and the judge says so."""
-    from faults.checkpoint_mutations import OUTSIDE, Special
+    from faults.checkpoint_folders import OUTSIDE, Special
 
     from areno_fn.ckpt import store
     from areno_fn.ckpt.store import SINGLE
