@@ -50,7 +50,7 @@ def _measure(root: Path, options: argparse.Namespace) -> None:
         f"{size / 1e9:.2f} GB, {name}, torch {torch.__version__}, {threads} threads, pieces of {options.piece} MB, {options.repeats} repeats, {root}"
     )
 
-    warm = lambda: path.read_bytes() and None  # noqa: E731
+    warm = cases.read_raw(path, 1, pinned=False)
     cold = lambda: cases.drop(path)  # noqa: E731
     loads = {
         "load, ours": cases.load_ours(folder, iso, device, threads),
