@@ -46,9 +46,8 @@ def _measure(root: Path, options: argparse.Namespace) -> None:
     size = path.stat().st_size
     device, threads = options.device, options.threads
     name = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads of torch"
-    print(
-        f"{size / 1e9:.2f} GB, {name}, torch {torch.__version__}, {threads} threads, pieces of {options.piece} MB, {options.repeats} repeats, {root}"
-    )
+    how = f"{threads} threads, pieces of {options.piece} MB, {options.repeats} repeats"
+    print(f"{size / 1e9:.2f} GB, {name}, torch {torch.__version__}, {how}, {root}")
 
     warm = cases.read_raw(path, 1, pinned=False)
     cold = lambda: cases.drop(path)  # noqa: E731
