@@ -42,7 +42,7 @@ def layouts(draw: Draw, family: str) -> Layout:
     """The layout of a random file of a family, and how ranks share its leaves.
 
     The file has any of the forms that files of its configuration can have: with a head or without, with experts
-    apart or packed, under either spelling of its names.
+    apart or packed, under either spelling of its names. Ranks share experts by their rows or deal them whole.
 
     Args:
         family: its name, one of `families()`.
@@ -55,7 +55,7 @@ def layouts(draw: Draw, family: str) -> Layout:
     tokens = _token_layout(family)
     read = tokens.config_from_hf(config)
     names = draw(st.sampled_from(list(tokens.forms(read))))
-    return tokens.layout(read, names), tokens.placements(read, names)
+    return tokens.layout(read, names), tokens.placements(read, names, whole_experts=draw(st.booleans()))
 
 
 def _token_layout(name: str) -> TokenLayout:

@@ -335,6 +335,18 @@ def test_configurations_of_a_family_are_drawn(family: str) -> None:
     assert len(seen) > 1
 
 
+@pytest.mark.parametrize("family", strategies.families())
+def test_layouts_of_a_family_are_drawn_with_their_placements(family: str) -> None:
+    @settings(EXAMPLES, max_examples=2, database=None)
+    @given(strategies.layouts(family))
+    def draw(drawn: tuple[Iso, dict[str, object]]) -> None:
+        iso, placements = drawn
+        laws.iso_roundtrip(iso)
+        assert placements.keys() == iso.target.keys()
+
+    draw()
+
+
 def test_a_family_that_is_not_there_is_refused_by_name() -> None:
     @settings(EXAMPLES, max_examples=1, database=None)
     @given(strategies.configs("gpt2"))
