@@ -14,7 +14,8 @@ import attrs
 import torch
 
 from areno_fn.ckpt import atomic
-from areno_fn.ckpt.header import Header, read_header, strict_json
+from areno_fn.ckpt.header import Header, read_header
+from areno_fn.ckpt.jsontext import strict_json
 from areno_fn.ckpt.paths import destination, member, read_small
 from areno_fn.ckpt.peft_config import AdapterConfig, config_from_json, config_to_json
 from areno_fn.ckpt.tensorfile import Reader, write_tensors

@@ -131,6 +131,20 @@ def test_whole_checkpoints_have_no_problem(tmp_path: Path, capsys: pytest.Captur
     assert text == f"OK {places[1]}: 3 tensors in 2 files, every number finite.\n"
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_folder_of_diffusers_is_one_too(shards: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_folder(tmp_path / "a", TENSORS, {"_class_name": "Transformer"}, shards)
+    for path in [*folder.glob("model*")]:
+        named = path.rename(folder / path.name.replace("model", "diffusion_pytorch_model", 1))
+        if named.suffix == ".json":
+            named.write_text(named.read_text().replace('"model-0', '"diffusion_pytorch_model-0'))
+    assert out(capsys, "verify", folder)[0] == 0
+    assert as_json(capsys, folder)["tensors"] == 3
+    assert out(capsys, "convert", folder, tmp_path / "b", "--shard-size", "1GB")[0] == 0
+    assert (tmp_path / "b/diffusion_pytorch_model.safetensors").exists()
+    assert out(capsys, "diff", folder, tmp_path / "b")[0] == 0
+
+
 def shard(folder: Path, number: int) -> Path:
     return folder / f"model-0000{number}-of-00002.safetensors"
 
@@ -162,7 +176,7 @@ PLANTED: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     "broken config": (lambda f: (f / "config.json").write_text("{"), ("config.json is not valid JSON",)),
     "a list": (lambda f: (f / "generation_config.json").write_text("[]"), ("generation_config.json holds a JSON list",)),
     "both short": (cut, ("00001-of-00002.safetensors is truncated", "00002-of-00002.safetensors is truncated")),
-    "missing file": (lambda f: shard(f, 2).unlink(), ("00002-of-00002.safetensors cannot be read",)),
+    "missing file": (lambda f: shard(f, 2).unlink(), ("files that are not there: model-00002-of-00002.safetensors (",)),
     "other places": (move, ("'ghost' should be in", "'model.norm.weight' should be in")),
     "total": (miscount, ("total_size is 29, its tensors have 28 bytes",)),
     "no format": (without_format, ("00002-of-00002.safetensors has no metadata 'format'",)),

@@ -13,9 +13,10 @@ from areno_fn.ckpt import atomic, peft
 from areno_fn.ckpt.folder import CONFIG, open_folder
 from areno_fn.ckpt.header import Entry, Header, read_header
 from areno_fn.ckpt.manifest import MANIFEST, Manifest, read_manifest
+from areno_fn.ckpt.naming import NAMINGS
 from areno_fn.ckpt.peft import AdapterFolder, open_adapter
 from areno_fn.ckpt.resume import checked_header
-from areno_fn.ckpt.store import INDEX, SINGLE, Store, open_store
+from areno_fn.ckpt.store import Store, open_store
 from areno_fn.contracts.errors import CheckpointError
 
 Kind = Literal["folder", "state", "adapter", "file"]
@@ -25,13 +26,8 @@ WORDS: dict[Kind, str] = {
     "adapter": "PEFT adapter",
     "file": "safetensors file",
 }
-_MARKS: dict[str, Kind] = {
-    MANIFEST: "state",
-    INDEX: "folder",
-    SINGLE: "folder",
-    peft.CONFIG: "adapter",
-    CONFIG: "folder",
-}
+_WEIGHTS: dict[str, Kind] = {name: "folder" for naming in NAMINGS for name in (naming.index, naming.single)}
+_MARKS: dict[str, Kind] = {MANIFEST: "state", **_WEIGHTS, peft.CONFIG: "adapter", CONFIG: "folder"}
 """The first that is there decides: an adapter may stand beside the configuration of its model, but not its weights."""
 
 _MOST_NAMED = 8

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from areno_fn.ckpt.folder import CONFIG, GENERATION
-from areno_fn.ckpt.header import Header, read_header, strict_json
+from areno_fn.ckpt.header import read_header
+from areno_fn.ckpt.jsontext import strict_json
 from areno_fn.ckpt.paths import member, read_small
 from areno_fn.ckpt.peft import open_adapter
-from areno_fn.ckpt.store import INDEX, SINGLE, Store, open_store
+from areno_fn.ckpt.store import Store, open_store
 from areno_fn.ckpt.tensorfile import Reader
 from areno_fn.ckpt.tools.numbers import Side, looked_at
 from areno_fn.ckpt.tools.pieces import piece, summed
 from areno_fn.ckpt.tools.source import Source, kind_of
 from areno_fn.ckpt.tools.text import many
 from areno_fn.ckpt.verify import state_problems
+from areno_fn.ckpt.words import brief
 from areno_fn.contracts.errors import CheckpointError
 
+_TYPES = ("model_type", "_class_name")  # of transformers, and of diffusers
 _LONGEST_CONFIG = 10_000_000
 
 
@@ -83,20 +85,16 @@ def good(source: Source) -> str:
 
 def _folder(folder: Path) -> Iterator[str]:
     yield from _configs(folder)
-    names, damaged = _weight_files(folder)
-    yield from damaged
-    headers = {}
-    for name in names:
-        try:
-            headers[name] = read_header(member(folder, name))
-        except CheckpointError as error:
-            yield str(error)
-    if len(headers) == len(names) and not damaged:
-        yield from _weights(folder)
-    yield from _formats(headers)
+    try:
+        store = open_store(folder)
+    except CheckpointError as error:
+        yield str(error)
+        return
+    yield from _total_size(store)
+    yield from _formats(store)
     for path in sorted(folder.glob("*.safetensors")):
-        if path.name not in names and names:
-            yield f"{path} is no part of the checkpoint: {INDEX if (folder / INDEX).exists() else SINGLE} does not need it"
+        if path.name not in store.files:
+            yield f"{path} is no part of the checkpoint, nothing names it; move it elsewhere"
 
 
 def _configs(folder: Path) -> Iterator[str]:
@@ -113,45 +111,20 @@ def _configs(folder: Path) -> Iterator[str]:
             continue
         if not isinstance(values, dict):
             yield f"{path} holds a JSON {type(values).__name__}, it must be an object"
-        elif name == CONFIG and not isinstance(values.get("model_type"), str):
-            yield f"{path} has no model_type, so nothing can say what its tensors are"
+        elif name == CONFIG and not any(isinstance(values.get(key), str) for key in _TYPES):
+            yield f"{path} has no {' or '.join(_TYPES)}, so nothing can say what its tensors are"
 
 
-def _weight_files(folder: Path) -> tuple[list[str], list[str]]:
-    """The names of the files that must be there, and why they cannot be known."""
-    single, index = folder / SINGLE, folder / INDEX
-    if single.exists() and index.exists():
-        return [SINGLE], [f"{folder} holds both {SINGLE} and {INDEX}; remove the one that is not meant"]
-    if not index.exists():
-        return [SINGLE], []
-    try:
-        values = strict_json(read_small(member(folder, INDEX)), str(index))
-    except CheckpointError as error:
-        return [], [str(error)]
-    weight_map = values.get("weight_map") if isinstance(values, dict) else None
-    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
-        return [], [f"{index} needs a weight_map from tensor names to file names"]
-    return sorted(set(weight_map.values())), []
-
-
-def _weights(folder: Path) -> Iterator[str]:
-    try:
-        store = open_store(folder)
-    except CheckpointError as error:
-        yield str(error)
+def _total_size(store: Store) -> Iterator[str]:
+    if store.index_metadata is None:
         return
-    if store.index_metadata is not None:
-        yield from _total_size(store, store.index_metadata)
-
-
-def _total_size(store: Store, metadata: Mapping[str, Any]) -> Iterator[str]:
     total = sum(store.entry(name).nbytes for name in store.places)
-    said = metadata.get("total_size", "not said")
+    said = store.index_metadata.get("total_size", "not said")
     if type(said) is not int or said != total:
-        yield f"{store.folder / INDEX}: total_size is {said}, its tensors have {total} bytes"
+        yield f"{store.folder / store.naming.index}: total_size is {brief(said)}, its tensors have {total} bytes"
 
 
-def _formats(headers: Mapping[str, Header]) -> Iterator[str]:
-    for header in headers.values():
+def _formats(store: Store) -> Iterator[str]:
+    for header in store.files.values():
         if header.metadata.get("format") not in ("pt", "tf", "flax", "mlx"):
             yield f"{header.path} has no metadata 'format', without which transformers may refuse it; 'pt' would be right"
