@@ -59,11 +59,11 @@ def open_folder(path: str | Path) -> HFFolder:
     folder = Path(path)
     try:
         _require_folder(folder)
+        config = _json_object(member(folder, CONFIG))
+        generation = _json_object(member(folder, GENERATION)) if os.path.lexists(folder / GENERATION) else {}
+        return HFFolder(folder, config, generation, open_store(folder))
     except OSError as error:  # a name that is too long, or a folder that must not be entered
         raise CheckpointError(f"{path} cannot be opened ({error.strerror}); a Hugging Face folder is needed") from error
-    config = _json_object(member(folder, CONFIG))
-    generation = _json_object(member(folder, GENERATION)) if os.path.lexists(folder / GENERATION) else {}
-    return HFFolder(folder, config, generation, open_store(folder))
 
 
 def _require_folder(folder: Path) -> None:

@@ -143,10 +143,16 @@ def _index_problems(weight_map: Mapping[str, str], headers: Mapping[str, Header]
 
 
 def _why_no_weights(folder: Path) -> str:
-    others = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack"))
+    names = sorted(path.name for path in folder.iterdir())
+    others = [name for name in names if name.endswith((".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack"))]
     if others:
-        return f"{folder} has weights only as {', '.join(others)}; only safetensors are read, so convert them first"
-    loose = sorted(p.name for p in folder.glob("*.safetensors"))
+        return f"{folder} has weights only as {_shown(others)}; only safetensors are read, so convert them first"
+    loose = [name for name in names if name.endswith(".safetensors")]
     if loose:
-        return f"{folder} has {', '.join(loose)}, but neither {SINGLE} nor {INDEX}"
+        return f"{folder} has {_shown(loose)}, but neither {SINGLE} nor {INDEX}"
     return f"{folder} has no weights: neither {SINGLE} nor {INDEX}"
+
+
+def _shown(names: list[str]) -> str:
+    rest = f" and {len(names) - 20} more" if len(names) > 20 else ""
+    return ", ".join(name if name.isprintable() else repr(name) for name in names[:20]) + rest

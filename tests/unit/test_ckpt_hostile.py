@@ -224,6 +224,23 @@ def test_something_else_in_place_of_a_file(
         refuse(lambda: hf.open_folder(folder), str(folder))
 
 
+def test_files_with_odd_names_beside_no_weights(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    for number in range(30):
+        (tmp_path / f"a\n{number:02d}.bin").write_text("")
+    refuse(lambda: hf.open_folder(tmp_path), "has weights only as 'a\\n00.bin', ", " and 10 more; only safetensors")
+
+
+def test_a_folder_that_must_not_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text("{}")
+
+    def forbidden(self: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "iterdir", forbidden)
+    refuse(lambda: hf.open_folder(tmp_path), f"{tmp_path} cannot be opened (Permission denied)")
+
+
 def test_reading_small_files_of_other_kinds(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     refuse(lambda: read_small(tmp_path / "pipe"), "is not a regular file")
