@@ -15,7 +15,7 @@ import attrs
 
 from areno_fn.contracts.errors import CheckpointError
 
-_WITHOUT_INFLUENCE = ("auto_mapping", "megatron_core", "peft_version", "qalora_group_size")
+_WITHOUT_INFLUENCE = ("auto_mapping", "eva_config", "megatron_core", "peft_version", "qalora_group_size")
 _REFUSED = {
     "use_dora": "weight-decomposed adapters (DoRA) are not supported",
     "use_qalora": "adapters of pooled inputs (QA-LoRA) are not supported",

@@ -200,6 +200,17 @@ def test_a_file_that_changes_while_it_is_read_is_a_sentence(tmp_path: Path) -> N
     assert torch.get_num_threads() == threads
 
 
+def test_progress_is_told_to_a_person_and_to_nobody_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = file(tmp_path / "a.safetensors", w=torch.ones(3 * PIECE), v=torch.ones(1))
+    assert command(["diff", a, a]) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert command(["diff", a, a]) == 0
+    assert capsys.readouterr().err == "\r25 %\r50 %\r75 %\r\x1b[K"
+
+
 def test_a_tensor_of_several_pieces_is_compared_in_all_of_them(tmp_path: Path) -> None:
     x = torch.ones(2 * PIECE + 3)
     y = x.clone()

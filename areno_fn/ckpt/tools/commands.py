@@ -13,6 +13,7 @@ import torch
 from areno_fn.ckpt.tools import diff_text, inspect
 from areno_fn.ckpt.tools.convert import bytes_of, convert
 from areno_fn.ckpt.tools.diff import difference
+from areno_fn.ckpt.tools.pieces import Progress
 from areno_fn.ckpt.tools.source import open_source
 from areno_fn.ckpt.tools.text import many
 from areno_fn.ckpt.tools.verify import good, hashes, not_finite, problems
@@ -37,7 +38,7 @@ def diff(options: argparse.Namespace) -> int:
         raise CheckpointError(f"--top must be at least 0, received {options.top}")
     device = _device(options.device)
     a, b = open_source(options.a), open_source(options.b)
-    found = difference(a, b, options.pattern, device)
+    found = difference(a, b, options.pattern, device, _progress())
     _print([diff_text.title("A", a), diff_text.title("B", b), *diff_text.lines(found, options.top)])
     return 0 if found.same else 1
 
@@ -56,7 +57,7 @@ def verify(options: argparse.Namespace) -> int:
     if options.hash:
         _print(f"{digest}  {name}" for digest, name in hashes(Path(options.dir)))
     if options.values and not found:
-        found = not_finite(open_source(options.dir))
+        found = not_finite(open_source(options.dir), _progress())
     if found:
         _print([*(f"problem: {line}" for line in found), f"{options.dir}: {many(len(found), 'problem')}."])
         return 1
@@ -85,6 +86,23 @@ def _device(text: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise CheckpointError(f"--device {text}: there are {torch.cuda.device_count()} CUDA devices")
     return device
+
+
+def _progress() -> Progress | None:
+    """Shows how far it is, to a person who waits."""
+    if not sys.stderr.isatty():
+        return None
+    shown = -1
+
+    def show(done: int, total: int) -> None:
+        nonlocal shown
+        percent = 100 * done // total
+        if percent != shown:
+            shown = percent
+            sys.stderr.write("\r\x1b[K" if done == total else f"\r{percent} %")
+            sys.stderr.flush()
+
+    return show
 
 
 def _print(lines: Iterable[str]) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from areno_fn.ckpt.tensorfile import Reader
 from areno_fn.ckpt.tools.numbers import Compared, compared
-from areno_fn.ckpt.tools.pieces import piece, summed
+from areno_fn.ckpt.tools.pieces import Progress, piece, summed
 from areno_fn.ckpt.tools.source import Source
 from areno_fn.ckpt.tools.ties import embedding_of, is_tied
 from areno_fn.contracts.errors import CheckpointError
@@ -80,13 +80,20 @@ class Difference:
         return not (self.missing or self.extra or self.shapes or self.values or self.unequal)
 
 
-def difference(a: Source, b: Source, patterns: Collection[str] = (), device: torch.device | str = "cpu") -> Difference:
+def difference(
+    a: Source,
+    b: Source,
+    patterns: Collection[str] = (),
+    device: torch.device | str = "cpu",
+    progress: Progress | None = None,
+) -> Difference:
     """Compares two checkpoints; no more than a few pieces of a tensor are in memory at any time.
 
     Args:
         a, b: what `open_source` returned.
         patterns: only tensors and values whose names match one of these are compared; all when there is none.
         device: where the numbers are compared.
+        progress: told after every piece.
 
     Raises:
         CheckpointError: no name matches, or a file changed under the reader.
@@ -100,7 +107,7 @@ def difference(a: Source, b: Source, patterns: Collection[str] = (), device: tor
     extra = tuple(name for name in theirs if name not in ours)
     ties = (*_ties(missing, "A", b), *_ties(extra, "B", a))
     alike = [(name, name) for name in both if ours[name].shape == theirs[name].shape]
-    pairs = _compared(a, b, [*alike, *(tie.pair for tie in ties)], torch.device(device))
+    pairs = _compared(a, b, [*alike, *(tie.pair for tie in ties)], torch.device(device), progress)
     return Difference(
         missing=missing,
         extra=extra,
@@ -114,7 +121,7 @@ def difference(a: Source, b: Source, patterns: Collection[str] = (), device: tor
 
 
 def _compared(
-    a: Source, b: Source, pairs: Collection[tuple[str, str]], device: torch.device
+    a: Source, b: Source, pairs: Collection[tuple[str, str]], device: torch.device, progress: Progress | None
 ) -> dict[tuple[str, str], Compared]:
     """Tensors of A with tensors of B, those that have one shape."""
     alike = {pair: a.entry(pair[0]).spec for pair in pairs if _shape(a, pair[0]) == _shape(b, pair[1])}
@@ -125,7 +132,7 @@ def _compared(
             y = piece(theirs, b.header(pair[1]), pair[1], first)
             return compared(x.to(device), y.to(device))
 
-        return summed(work, {pair: spec.numel for pair, spec in alike.items()}, Compared())
+        return summed(work, {pair: spec.numel for pair, spec in alike.items()}, Compared(), progress)
 
 
 def _shape(source: Source, name: str) -> tuple[int, ...]:

@@ -22,6 +22,9 @@ V = TypeVar("V", bound="Addable")
 PIECE = 1 << 19
 """Elements of a piece: in float64, 4 MiB."""
 
+Progress = Callable[[int, int], None]
+"""Called as `progress(done, total)`, of pieces."""
+
 THREADS = min(8, os.cpu_count() or 1)
 
 
@@ -49,18 +52,25 @@ def piece(reader: Reader, header: Header, name: str, first: int) -> torch.Tensor
     return reader.read(attrs.evolve(header, entries={name: part}), name)
 
 
-def summed(work: Callable[[K, int], V], lengths: Mapping[K, int], nothing: V) -> dict[K, V]:
+def summed(
+    work: Callable[[K, int], V], lengths: Mapping[K, int], nothing: V, progress: Progress | None = None
+) -> dict[K, V]:
     """For every key, the sum of `work(key, first)` over its pieces, always added in the order of the pieces.
 
     Args:
         work: what is known of the elements from `first` on; called in several threads.
         lengths: how many elements each key has.
         nothing: what is known of no elements.
+        progress: told after every piece.
     """
     found = dict.fromkeys(lengths, nothing)
+    done, total = 0, sum(-(-length // PIECE) for length in lengths.values())
     with _one_thread_each(), ThreadPoolExecutor(THREADS, thread_name_prefix="piece") as pool:
         for key, value in _in_order(pool, work, lengths):
             found[key] = found[key] + value
+            done += 1
+            if progress is not None:
+                progress(done, total)
     return found
 
 

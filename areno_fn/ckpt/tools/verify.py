@@ -14,7 +14,7 @@ from areno_fn.ckpt.peft import open_adapter
 from areno_fn.ckpt.store import Store, open_store
 from areno_fn.ckpt.tensorfile import Reader
 from areno_fn.ckpt.tools.numbers import Side, looked_at
-from areno_fn.ckpt.tools.pieces import piece, summed
+from areno_fn.ckpt.tools.pieces import Progress, piece, summed
 from areno_fn.ckpt.tools.source import Source, kind_of
 from areno_fn.ckpt.tools.text import many
 from areno_fn.ckpt.verify import state_problems
@@ -44,14 +44,14 @@ def problems(path: str | Path) -> list[str]:
     return []
 
 
-def not_finite(source: Source) -> list[str]:
+def not_finite(source: Source, progress: Progress | None = None) -> list[str]:
     """Every tensor that holds NaN or infinity, a sentence each; all tensors are read."""
     with Reader() as reader:
 
         def work(name: str, first: int) -> Side:
             return looked_at(piece(reader, source.header(name), name, first))
 
-        sides = summed(work, {name: source.entry(name).spec.numel for name in source.files}, Side())
+        sides = summed(work, {name: source.entry(name).spec.numel for name in source.files}, Side(), progress)
     return [
         f"{source.files[name]}: {name!r} holds {side.nan} NaN and {side.inf} infinite of {source.entry(name).spec.numel}"
         for name, side in sides.items()
