@@ -92,20 +92,20 @@ def test_the_base_is_frozen_bit_for_bit_and_everything_is_trained_through_the_ad
     assert not any(torch.equal(a, b) for a, b in zip(tree.leaves(end[ACTOR]), tree.leaves(start[ACTOR]), strict=True))
     optimized = [name for name in stored(tiny.last_checkpoint(whole)) if name.startswith("optim.") and ".mu." in name]
     assert len(optimized) == len(tree.leaves(end[ACTOR]))
-    losses = [
-        line["train/loss"]
-        for line in tiny.lines(whole / "metrics.jsonl")
-        if line["phase"] == "sft" and "train/loss" in line
-    ]
+    lines = [line for line in tiny.lines(whole / "metrics.jsonl") if line["phase"] == "sft" and "train/loss" in line]
+    losses = [line["train/loss"] for line in lines]
     assert losses[-1] < losses[0] / 5
+    # evaluations see the adapters too
+    shown = [line["completion"] for line in tiny.lines(whole / "samples.jsonl") if line["phase"] == "sft"]
+    assert len(shown) == 2 * 4 and not set(shown[:4]) & set(shown[4:])
 
 
 def test_the_export_is_the_merged_model_and_transformers_computes_what_was_trained(whole: Path) -> None:
     plan, _ = started()
     end = params(whole, plan)
     view = plan.finetune.view(end)
-    tokens = torch.arange(20) + 40
-    places = torch.arange(20)
+    tokens = torch.tensor([256, *b"1+5=6"])
+    places = torch.arange(len(tokens))
     ours = plan.model.policy.logits(view, plan.model.policy.hidden(view, tokens, places, torch.zeros_like(places)))
     with torch.no_grad():
         theirs = AutoModelForCausalLM.from_pretrained(whole / "export")(tokens[None]).logits[0]
