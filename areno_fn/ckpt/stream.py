@@ -34,82 +34,130 @@ class Wanted:
     out: torch.Tensor
 
 
-_Job = tuple[Wanted, Future[None] | None]
+@attrs.frozen(eq=False)
+class _Piece:
+    """A stretch of a file and the part of a tensor that it fills; `last` of the tensor it is the last one."""
+
+    item: Wanted
+    start: int
+    out: torch.Tensor
+    dtype: torch.dtype
+    last: bool
+
+    @property
+    def nbytes(self) -> int:
+        return self.out.numel() * self.dtype.itemsize
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether the bytes of the file are the bytes of `out`."""
+        return self.out.is_cpu and self.out.dtype == self.dtype and self.out.is_contiguous()
+
+
+_Group = list[_Piece]
+"""Pieces that stand one after the other in a file, and are read at once."""
+
 _AHEAD = 4
+_MOST = 512  # the system takes 1024 stretches of memory at once
 
 
 def stream(reader: Reader, wanted: Iterable[Wanted], ring: Ring, threads: int) -> Generator[str, None, None]:
     """Reads tensors, and gives the name of each when it and all before it have been read.
 
-    A file is closed when a tensor of another one has come, so `wanted` should not jump between files. On a device the
-    last tensors are there when the iteration has ended.
+    `wanted` should be in the order of the files: what stands together is read at once, and a file is closed when a
+    tensor of another one has come. On a device the last tensors are there when the iteration has ended.
 
     Raises:
-        CheckpointError: a file changed or cannot be read. Whatever the threads did, it is about the first piece
+        CheckpointError: a file changed or cannot be read. Whatever the threads did, it is about the first stretch
             that could not be read.
     """
     pool = ThreadPoolExecutor(threads, thread_name_prefix="read")
     ring.begin()
     try:
         before = None
-        for item, read in _in_order(_submitted(pool, reader, ring, wanted), _AHEAD * threads):
-            if read is not None:
-                read.result()
-                continue
-            if before is not None and before != item.header.path:
+        begun = ((group, pool.submit(_read, reader, ring, group)) for group in _grouped(_pieces(wanted)))
+        for group, reading in _ahead(begun, _AHEAD * threads):
+            reading.result()
+            path = group[0].item.header.path
+            if before is not None and before != path:
                 reader.close(before)
-            before = item.header.path
-            yield item.name
+            before = path
+            yield from (piece.item.name for piece in group if piece.last)
         ring.finish()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _submitted(pool: ThreadPoolExecutor, reader: Reader, ring: Ring, wanted: Iterable[Wanted]) -> Iterator[_Job]:
-    """The pieces of every tensor, each on its way, and None after the last one of it."""
+def _ahead(begun: Iterator[tuple[_Group, Future[None]]], count: int) -> Iterator[tuple[_Group, Future[None]]]:
+    """The same, each when at most `count` later ones have been begun, so that few files are open at a time."""
+    waiting: collections.deque[tuple[_Group, Future[None]]] = collections.deque()
+    for one in begun:
+        waiting.append(one)
+        if len(waiting) > count:
+            yield waiting.popleft()
+    yield from waiting
+
+
+def _grouped(pieces: Iterable[_Piece]) -> Iterator[_Group]:
+    """Pieces that adjoin and go the same way, together no larger than a buffer of the ring."""
+    group: _Group = []
+    size = 0
+    for piece in pieces:
+        if group and not (_continues(group, size, piece) and size + piece.nbytes <= PIECE and len(group) < _MOST):
+            yield group
+            group, size = [], 0
+        group.append(piece)
+        size += piece.nbytes
+    if group:
+        yield group
+
+
+def _continues(group: _Group, size: int, piece: _Piece) -> bool:
+    first = group[0]
+    return (
+        piece.item.header is first.item.header
+        and piece.start == first.start + size
+        and size % piece.dtype.itemsize == 0
+        and piece.is_direct == first.is_direct
+    )
+
+
+def _pieces(wanted: Iterable[Wanted]) -> Iterator[_Piece]:
     for item in wanted:
         entry = item.header.entries[item.name]
         dtype = entry.spec.dtype or item.out.dtype
-        for start, out in _cut(item.out.detach(), entry.start, dtype.itemsize):
-            yield item, pool.submit(_read, reader, ring, item.header, start, out, dtype)
-        yield item, None
+        cut = list(_cut(item.out.detach(), entry.start, dtype.itemsize, PIECE // 4))
+        for number, (start, out) in enumerate(cut, 1):
+            yield _Piece(item, start, out, dtype, last=number == len(cut))
 
 
-def _in_order(jobs: Iterator[_Job], ahead: int) -> Iterator[_Job]:
-    """The same jobs, each when at most `ahead` later ones have been begun, so that few files are open at a time."""
-    begun: collections.deque[_Job] = collections.deque()
-    for job in jobs:
-        begun.append(job)
-        if len(begun) > ahead:
-            yield begun.popleft()
-    yield from begun
-
-
-def _cut(out: torch.Tensor, start: int, itemsize: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """Parts of `out`, each with the place where its bytes begin in the file; none is larger than a piece."""
+def _cut(out: torch.Tensor, start: int, itemsize: int, limit: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """Parts of `out` of at most `limit` bytes, or one element, each with the place where it begins in the file."""
     if out.is_contiguous():
         out = out.view(-1)
     nbytes = out.numel() * itemsize
-    if nbytes == 0:
-        return
-    if nbytes <= PIECE:
+    if nbytes <= limit or not out.dim():
         yield start, out
         return
     row = nbytes // out.shape[0]
-    rows = PIECE // row
-    if not rows:
+    rows = max(limit // row, 1)
+    if rows == 1 and row > limit and out.dim() > 1:
         for number in range(out.shape[0]):
-            yield from _cut(out[number], start + number * row, itemsize)
+            yield from _cut(out[number], start + number * row, itemsize, limit)
         return
     for first in range(0, out.shape[0], rows):
         yield start + first * row, out[first : first + rows]
 
 
-def _read(reader: Reader, ring: Ring, header: Header, start: int, out: torch.Tensor, dtype: torch.dtype) -> None:
-    if out.is_cpu and out.dtype == dtype and out.is_contiguous():
-        reader.fill(header, start, memory(out))
+def _read(reader: Reader, ring: Ring, group: _Group) -> None:
+    header, start = group[0].item.header, group[0].start
+    if group[0].is_direct:
+        reader.fill(header, start, *(memory(piece.out) for piece in group))
         return
     with ring.lane() as lane:
-        buffer = lane.buffer(out.numel() * dtype.itemsize)
+        buffer = lane.buffer(sum(piece.nbytes for piece in group))
         reader.fill(header, start, memory(buffer))
-        lane.move(buffer.view(dtype).view(out.shape), out)
+        for piece in group:
+            place = piece.start - start
+            part = buffer[place : place + piece.nbytes].view(piece.dtype)
+            lane.move(part.view(piece.out.shape), piece.out)

@@ -145,29 +145,39 @@ class Reader:
         self.fill(header, start, memoryview(out))
         return bytes(out)
 
-    def fill(self, header: Header, start: int, view: memoryview) -> None:
-        """Fills `view` with the bytes of a file from `start` on.
+    def fill(self, header: Header, start: int, *views: memoryview) -> None:
+        """Fills `views`, one after the other, with the bytes of a file from `start` on.
 
         Raises:
             CheckpointError: the file is shorter than when its header was read, or the disk refuses.
         """
         descriptor, place = self._descriptor(header), start
-        while view:
+        left = [view for view in views if view]
+        while left:
             try:
-                count = os.preadv(descriptor, [view[: 1 << 30]], place)
+                count = os.preadv(descriptor, left, place)
             except OSError as error:
                 raise CheckpointError(f"{header.path} cannot be read ({error.strerror}), at byte {place}") from error
             if not count:
                 raise CheckpointError(
                     f"{header.path} was cut short while it was read, at byte {place} of {header.size}"
                 )
-            view, place = view[count:], place + count
+            left, place = _after(left, count), place + count
 
     def _descriptor(self, header: Header) -> int:
         with self._lock:
             if header.path not in self._open:
                 self._open[header.path] = _open_unchanged(header)
             return self._open[header.path]
+
+
+def _after(views: list[memoryview], count: int) -> list[memoryview]:
+    """What is left of `views` when their first `count` bytes have been filled."""
+    for number, view in enumerate(views):
+        if count < len(view):
+            return [view[count:], *views[number + 1 :]]
+        count -= len(view)
+    return []
 
 
 def _open_unchanged(header: Header) -> int:

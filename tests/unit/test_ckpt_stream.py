@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from ckpt_toys import random_bits, read_files, same_bits, write_folder
+from ckpt_toys import random_bits, read_files, same_bits, write_folder, write_raw
 
 from areno_fn.ckpt import hf, outbound, ring, stream
 from areno_fn.ckpt.host import empty, memory
@@ -113,6 +113,44 @@ def test_leaves_of_large_pages(tmp_path: Path) -> None:
     assert same_bits(loaded, given) and loaded["w"].requires_grad_().is_leaf
 
 
+def test_what_stands_together_is_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many tensors it is, and however little the system gives at a time."""
+    iso = identity({f"t{i:04d}": spec(i % 4, 3) for i in range(1500)})
+    given = tensors(iso)
+    folder = hf.open_folder(write_folder(tmp_path / "a", given, CONFIG))
+    real, calls = os.preadv, []
+
+    def preadv(descriptor: int, views: list[memoryview], place: int) -> int:
+        calls.append(len(views))
+        return real(descriptor, views, place)
+
+    monkeypatch.setattr("areno_fn.ckpt.tensorfile.os.preadv", preadv)
+    assert same_bits(hf.load(folder, iso), given) and sum(calls) == 1500 * 3 // 4 and len(calls) == 3
+
+    def little(descriptor: int, views: list[memoryview], place: int) -> int:
+        return real(descriptor, [views[0][:5]], place)
+
+    monkeypatch.setattr("areno_fn.ckpt.tensorfile.os.preadv", little)
+    assert same_bits(hf.load(folder, iso), given)
+
+
+def test_tensors_of_several_sizes_of_elements_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three bytes before numbers of eight: in the buffer those would not begin where such a number can."""
+    iso = identity({"a": spec(3), "b": spec(5)})
+    given = {"a": torch.tensor([1, 2, 3], dtype=torch.uint8), "b": torch.randn(5).double()}
+    header = {
+        "a": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]},
+        "b": {"dtype": "F64", "shape": [5], "data_offsets": [3, 43]},
+    }
+    path = write_folder(tmp_path / "a", given, CONFIG)
+    write_raw(path / SINGLE, header, bytes(memory(given["a"])) + bytes(memory(given["b"])))
+    folder = hf.open_folder(path)
+    assert same_bits(hf.load(folder, iso), given)
+    monkeypatch.setattr(stream._Piece, "is_direct", property(lambda self: False))
+    assert same_bits(hf.load(folder, iso), given)
+    assert hf.load(folder, iso, dtype="float32")["b"].dtype is torch.float32
+
+
 # --------------------------------------------------------------------------------------------------------- errors
 
 
@@ -120,14 +158,15 @@ def test_the_first_piece_that_fails_is_the_one_that_is_told(tmp_path: Path, monk
     """Whatever the threads do, the same sentence."""
     names = [f"t{i:02d}" for i in range(24)]
     iso = identity(dict.fromkeys(names, spec(64)))
+    cut_into(monkeypatch, 64 * 2)
     folder = hf.open_folder(write_folder(tmp_path / "a", tensors(iso), CONFIG))
     starts = sorted(folder.store.entry(name).start for name in names)
     real = Reader.fill
 
-    def fill(self: Reader, header: Any, start: int, view: memoryview) -> None:
+    def fill(self: Reader, header: Any, start: int, *views: memoryview) -> None:
         if start in starts[7:]:
             raise CheckpointError(f"no byte {start}")
-        real(self, header, start, view)
+        real(self, header, start, *views)
 
     monkeypatch.setattr(Reader, "fill", fill)
     for _ in range(20):
