@@ -18,7 +18,7 @@ from areno_fn.ckpt.load import load
 from areno_fn.ckpt.save import save
 from areno_fn.contracts.errors import CheckpointError, LayoutError, ModelError
 from areno_fn.contracts.layout import Iso
-from areno_fn.contracts.placement import Replicated, place, rank_name
+from areno_fn.contracts.placement import Fused, Placement, Replicated, Split, place, rank_name
 from areno_fn.models.flow_checkpoint import columns, linear, read, rows, table, tensor
 from areno_fn.models.flow_layouts import FLOW_LAYOUTS
 from areno_fn.testing import laws
@@ -110,30 +110,56 @@ def dealt(family: str, hf: dict[str, Any], ranks: int) -> Iso:
 
 @pytest.mark.parametrize("family", FLOW_LAYOUTS)
 def test_heads_are_not_torn(family: str) -> None:
-    heads = dict.fromkeys(("num_attention_heads", "audio_num_attention_heads", "n_heads", "n_kv_heads"), 2)
     hf = dict(next(iter(FLOW_LAYOUTS[family].tiny().values())))
-    assert all(hf[name] == count for name, count in heads.items() if name in hf)
     dealt(family, hf, 2)
     with pytest.raises(LayoutError, match=r"2 heads cannot be dealt to 4 ranks"):
         dealt(family, hf, 4)
 
 
+INTO = ("to_q", "to_k", "to_v", "add_q_proj", "add_k_proj", "add_v_proj")
+OVER_HEADS = ("norm_q", "norm_k", "norm_added_k")
+FIRST = ("net.0.proj", "proj_mlp", "linear_in", "w1", "w3")
+SECOND = ("net.2", "linear_out", "w2")
+FUSED = ("to_qkv_mlp_proj.weight", "single_transformer_blocks.0.attn.to_out.weight", ".0.proj_out.weight")
+"""Of these the blocks are compared with diffusers."""
+
+
 @pytest.mark.parametrize(("family", "variant"), VARIANTS)
 def test_what_enters_a_sum_is_cut_by_columns_and_what_feeds_it_by_rows(family: str, variant: str) -> None:
     config = FLOW_LAYOUTS[family].config_from_hf(tiny(family, variant))
-    placements = FLOW_LAYOUTS[family].placements(config)
-    sums = ("to_out", "to_add_out", "ff.net.2", "ffn.net.2", "mlp.net.2", "ff_context.net.2", "linear_out", "w2")
-    feeds = ("to_q", "to_k", "to_v", "add_q_proj", "add_k_proj", "add_v_proj", "net.0.proj", "linear_in", "w1", "w3")
-    for name, placement in placements.items():
-        layer, _, kind = name.removesuffix(".0.weight").removesuffix(".0.bias").rpartition(".")
-        if "blocks" not in name and "refiner" not in name and not name.startswith("layers"):
-            assert placement == Replicated(), name
-        elif name.endswith(".weight") and layer.endswith(feeds):
-            assert placement.dim == 0, name
-        elif kind == "bias" and layer.endswith(sums):
-            assert placement == Replicated(), name
-        elif name.endswith(".weight") and (layer.endswith(sums) or name.removesuffix(".0.weight").endswith("to_out")):
-            assert placement.dim == 1, name
+    streams = (config.video, config.audio) if family == "ltx2" else (config,)
+    heads = {stream.width: stream.num_heads for stream in streams}
+    for name, leaf in FLOW_LAYOUTS[family].leaves(config).items():
+        stack, _, rest = name.partition(".0.")
+        if stack.endswith(("blocks", "layers", "_refiner")) and not name.endswith(FUSED):
+            assert cut_of(leaf.placement) == expected_cut(rest, leaf.spec.shape, heads), name
+        elif "blocks." not in name and "layers." not in name and "_refiner." not in name:
+            assert leaf.placement == Replicated(), name
+
+
+def expected_cut(name: str, shape: tuple[int, ...], heads: dict[int, int]) -> tuple[int, int] | None:
+    """How a tensor of a block is cut, by the part that its layer has: see `cut_of`."""
+    layer, _, kind = name.rpartition(".")
+    if layer.endswith((*INTO, *OVER_HEADS)) and shape[0] in heads:
+        return 0, heads[shape[0]]
+    if layer.endswith("to_gate_logits"):
+        return 0, shape[0]
+    if layer.endswith(FIRST):
+        return 0, 0
+    if layer.endswith(("to_out.0", "to_add_out")) and kind == "weight":
+        return 1, heads[shape[1]]
+    return (1, 0) if layer.endswith(SECOND) and kind == "weight" else None
+
+
+def cut_of(placement: Placement) -> tuple[int, int] | None:
+    """The dimension that is cut, and the heads that stay whole in its first block."""
+    match placement:
+        case Split(dim):
+            return dim, 0
+        case Fused(blocks, dim):
+            return dim, blocks[0].heads
+        case _:
+            return None
 
 
 def test_a_rank_of_flux2_holds_its_heads_of_q_k_v_and_its_channels_of_both_halves() -> None:

@@ -118,7 +118,7 @@ def tiny() -> dict[str, dict[str, Any]]:
     """Small configurations by variant, as in a config.json."""
     two = {
         "_class_name": CLASS, "num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 8, "in_channels": 3,
-        "out_channels": 5, "cross_attention_dim": 16, "audio_num_attention_heads": 2, "audio_attention_head_dim": 4,
+        "out_channels": 5, "cross_attention_dim": 16, "audio_num_attention_heads": 4, "audio_attention_head_dim": 2,
         "audio_in_channels": 6, "audio_out_channels": None, "audio_cross_attention_dim": 8, "caption_channels": 10,
         "rope_type": "split",
     }  # fmt: skip
