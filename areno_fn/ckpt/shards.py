@@ -55,9 +55,8 @@ def write_weights(
         try:
             for one in written:
                 one.result()
-        except BaseException:
+        finally:
             pool.shutdown(cancel_futures=True)
-            raise
     if len(shards) > 1:
         weight_map = {tensor: name for name, tensors in zip(names, shards, strict=True) for tensor in tensors}
         total = sum(_nbytes(spec) for spec in specs.values())
