@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 import torch
 
+from areno_fn import tree
 from areno_fn.ckpt import hf
 from areno_fn.ckpt.peft import AdapterConfig
 from areno_fn.contracts.key import Key
@@ -34,6 +35,10 @@ class FullPlan:
     def roles(self) -> RoleLayout:
         """The actor alone."""
         return RoleLayout(roles=(Role(name=ACTOR),))
+
+    def describe(self) -> str:
+        """What is trained, in words."""
+        return f"all {_count(self.model.shapes()):,} parameters"
 
     def shapes(self) -> dict[str, Any]:
         """The parameters of each role as meta tensors."""
@@ -74,6 +79,11 @@ class LoraPlan:
         """The adapters as actor, and the base."""
         return RoleLayout(roles=(Role(name=ACTOR), Role(name=BASE, trainable=False)))
 
+    def describe(self) -> str:
+        """What is trained, in words."""
+        own, frozen = (_count(params) for params in self.shapes().values())
+        return f"adapters of {len(self.sites)} linear maps, {own:,} parameters beside {frozen:,} that are frozen"
+
     def shapes(self) -> dict[str, Any]:
         """The parameters of each role as meta tensors."""
         return {ACTOR: self._adapters(), BASE: self.model.shapes()}
@@ -99,6 +109,10 @@ class LoraPlan:
 
 
 FinetunePlan = FullPlan | LoraPlan
+
+
+def _count(params: Any) -> int:
+    return sum(leaf.numel() for leaf in tree.leaves(params))
 
 
 def plan_finetune(spec: RunSpec, model: ModelPlan) -> FinetunePlan:

@@ -77,6 +77,7 @@ def describe(spec: RunSpec, *, resume: bool = False, overwrite: bool = False, ac
     if checkpoint is not None:
         require_same_run(made, checkpoint, _recorded(outputs), accept)
     lines = [f"{spec.name}: {made.model.family.name} on {made.device}, seed {spec.seed}, out {spec.out}"]
+    lines.append(f"  trained: {made.finetune.describe()}")
     for phase in made.phases:
         kind = phase.spec.algorithm
         contract = kind.execution

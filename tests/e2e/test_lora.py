@@ -196,6 +196,14 @@ def test_a_base_in_half_precision_is_merged_once_into_the_dtype_of_the_file(whol
     assert {tensor.dtype for tensor in stored.values()} == {torch.float32}
 
 
+def test_a_dry_run_says_what_is_trained(tmp_path: Path) -> None:
+    said = tiny.run(SPEC, tmp_path / "out", "--dry-run").out
+    # rank 8 over the inputs and outputs of 7 maps in 2 layers
+    count = 2 * 8 * sum(64 + rows for rows in (64, 32, 32, 128, 128)) + 2 * 8 * (64 + 64 + 128 + 64)
+    assert f"trained: adapters of 14 linear maps, {count:,} parameters beside " in said
+    assert "trained: all " in tiny.run(SPEC, tmp_path / "out", "--dry-run", finetune="full").out
+
+
 def test_the_guide_to_adapters_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (code,) = blocks("docs/adapters.md", "python")
     scope = run_block(code, tmp_path, monkeypatch)
