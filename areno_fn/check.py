@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from areno_fn.command import main
 from areno_fn.engine.machine import Finding, findings
-from areno_fn.engine.main import main
 
 _MARKS = {True: Text("yes", style="green"), False: Text("no", style="bold red"), None: Text("-", style="dim")}
 

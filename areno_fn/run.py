@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from areno_fn.engine.main import main
+from areno_fn.command import main
 from areno_fn.engine.specfile import read
 
 

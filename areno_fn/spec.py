@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from areno_fn.command import MISTAKE, main, report
 from areno_fn.contracts.errors import ArenoError, SpecError
 from areno_fn.contracts.spec import RunSpec
 from areno_fn.engine import specfile
 from areno_fn.engine.composition import check_composition
-from areno_fn.engine.main import MISTAKE, main, report
 
 
 def command(arguments: Sequence[str]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from areno_fn.ckpt.tools.commands import command
-from areno_fn.engine.main import main
+from areno_fn.command import main
 
 if __name__ == "__main__":
     sys.exit(main(command))

@@ -25,9 +25,9 @@ from e2e import tiny
 
 import areno_fn as af
 from areno_fn.ckpt import hf
+from areno_fn.command import main
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.spec import ScratchModel
-from areno_fn.engine.main import main
 from areno_fn.engine.model import from_scratch
 from areno_fn.engine.specfile import read
 from areno_fn.run import command
@@ -203,13 +203,14 @@ TWELVE = (
     Case(
         "a missing shard",
         folder(lambda path: shard(path, 1).unlink()),
-        r"model: {at}/model/model\.safetensors\.index\.json names files that are not there: model-00002-of-\d+\.safetensors "
-        r"\(\d+ tensors\); copy them into the folder",
+        r"model: {at}/model/model\.safetensors\.index\.json does not agree with its files: it names files that "
+        r"are not there: model-00002-of-\d+\.safetensors \(\d+ tensors\); copy them into the folder",
     ),
     Case(
         "a truncated file",
         folder(cut),
-        r"model: {at}/model/model-00002-of-\d+\.safetensors is truncated: expected \d+ bytes by its header, it has \d+; copy it "
+        r"model: {at}/model/model\.safetensors\.index\.json does not agree with its files: "
+        r"{at}/model/model-00002-of-\d+\.safetensors is truncated: expected \d+ bytes by its header, it has \d+; copy it "
         r"again",
     ),
     Case(
@@ -435,7 +436,7 @@ MORE = (
         "another run in the output folder",
         occupied("--resume", seed=5),
         r"{at}/out/checkpoints/step-00000002 belongs to another run: seed was 0 and is now 5; resume with the specification it was "
-        r"started with",
+        r"started with, or pass --accept seed",
     ),
     Case(
         "both ways to treat a run",

@@ -94,7 +94,7 @@ def test_a_process_ends_with_2_and_the_sentence_alone(name: str, tmp_path: Path)
 def test_a_specification_that_does_not_decode_costs_no_import_of_torch(tmp_path: Path) -> None:
     words = TWELVE[0].prepare(tmp_path)
     code = (
-        "import sys\nfrom areno_fn.engine.main import main\nfrom areno_fn.run import command\n"
+        "import sys\nfrom areno_fn.command import main\nfrom areno_fn.run import command\n"
         f"code = main(command, {words!r})\nassert 'torch' not in sys.modules\nsys.exit(code)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tiny.ROOT, capture_output=True, text=True, check=False)

@@ -18,7 +18,7 @@ from areno_fn.ckpt.header import read_header
 from areno_fn.ckpt.manifest import MANIFEST, read_manifest
 from areno_fn.ckpt.resume import latest
 from areno_fn.ckpt.tensorfile import Reader
-from areno_fn.engine.main import main
+from areno_fn.command import main
 from areno_fn.run import command
 
 ROOT = Path(__file__).resolve().parents[2]

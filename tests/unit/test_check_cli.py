@@ -13,9 +13,9 @@ import torch
 
 import areno_fn.kernels
 from areno_fn.check import command
+from areno_fn.command import main
 from areno_fn.engine import machine, smoke
 from areno_fn.engine.machine import Finding, findings
-from areno_fn.engine.main import main
 
 CPU = torch.device("cpu")
 

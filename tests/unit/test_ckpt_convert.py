@@ -13,8 +13,8 @@ from ckpt_toys import read_files, same_bits, write_folder
 from areno_fn.ckpt.peft import AdapterConfig, key_of, write_adapter
 from areno_fn.ckpt.tools.commands import command
 from areno_fn.ckpt.tools.convert import bytes_of, convert
+from areno_fn.command import main
 from areno_fn.contracts.errors import CheckpointError
-from areno_fn.engine.main import main
 
 W = "model.layers.0.mlp.up_proj.weight"
 MODULE = W.removesuffix(".weight")

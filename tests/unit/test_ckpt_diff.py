@@ -25,8 +25,8 @@ from areno_fn.ckpt.tools.numbers import Compared, compared, looked_at
 from areno_fn.ckpt.tools.pieces import PIECE
 from areno_fn.ckpt.tools.source import open_source
 from areno_fn.ckpt.tools.ties import embedding_of, is_tied
+from areno_fn.command import main
 from areno_fn.contracts.errors import CheckpointError
-from areno_fn.engine.main import main
 
 ROOT = Path(__file__).parents[2]
 Tensors = dict[str, torch.Tensor]

@@ -17,8 +17,8 @@ from unit.test_ckpt_resume import IDENTITY, state
 from areno_fn.ckpt.peft import AdapterConfig, key_of, write_adapter
 from areno_fn.ckpt.resume import save_state
 from areno_fn.ckpt.tools.commands import command
+from areno_fn.command import main
 from areno_fn.contracts.errors import CheckpointError
-from areno_fn.engine.main import main
 
 TENSORS = {"model.embed_tokens.weight": torch.ones(3, 2), "mlp.up_proj.weight": torch.eye(2)}
 CONFIG = {"model_type": "llama", "tie_word_embeddings": True, "text_config": {"hidden_size": 2}}

@@ -14,10 +14,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from areno_fn.command import main
 from areno_fn.contracts import spec as contracts
 from areno_fn.contracts.errors import DataError, SpecError
 from areno_fn.engine import specfile
-from areno_fn.engine.main import main
 from areno_fn.engine.specfile.meanings import MEANINGS
 from areno_fn.spec import command
 
