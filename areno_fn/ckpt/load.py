@@ -15,7 +15,6 @@ from areno_fn.ckpt.folder import HFFolder
 from areno_fn.ckpt.host import empty
 from areno_fn.ckpt.ring import Ring
 from areno_fn.ckpt.stream import Wanted, stream
-from areno_fn.ckpt.tensorfile import Reader
 from areno_fn.contracts.errors import CheckpointError
 from areno_fn.contracts.layout import Iso, ParamLayout, Part, views_of
 
@@ -86,13 +85,12 @@ def _load_leaves(
             made |= leaves
     tally = _tally(folder, iso, progress)
     ring = Ring(device, 2 * threads)
-    with Reader() as reader:
-        _fill(folder, reader, ring, threads, views, tally)
-        for part in others:
-            dtype = _dtype(folder, part, policy)
-            given = {name: empty(spec.shape, dtype, device) for name, spec in part.source.items()}
-            _fill(folder, reader, ring, threads, given, tally)
-            made |= part.apply(given)
+    _fill(folder, ring, threads, views, tally)
+    for part in others:
+        dtype = _dtype(folder, part, policy)
+        given = {name: empty(spec.shape, dtype, device) for name, spec in part.source.items()}
+        _fill(folder, ring, threads, given, tally)
+        made |= part.apply(given)
     return {name: made[name] for name in iso.target}
 
 
@@ -116,17 +114,12 @@ def _tally(folder: HFFolder, iso: Iso, progress: Progress) -> Callable[[str], No
 
 
 def _fill(
-    folder: HFFolder,
-    reader: Reader,
-    ring: Ring,
-    threads: int,
-    outs: Mapping[str, torch.Tensor],
-    tally: Callable[[str], None],
+    folder: HFFolder, ring: Ring, threads: int, outs: Mapping[str, torch.Tensor], tally: Callable[[str], None]
 ) -> None:
     """Fills tensors from the file, in the order in which they stand there."""
     wanted = [Wanted(folder.store.header(name), name, out) for name, out in outs.items()]
     wanted.sort(key=lambda item: (str(item.header.path), item.header.entries[item.name].start))
-    with closing(stream(reader, wanted, ring, threads)) as names:
+    with closing(stream(wanted, ring, threads)) as names:
         for name in names:
             tally(name)
 

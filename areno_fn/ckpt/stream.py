@@ -7,7 +7,8 @@ from the file into the tensor; all others through the ring.
 from __future__ import annotations
 
 import collections
-from collections.abc import Generator, Iterable, Iterator
+import os
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import attrs
@@ -16,7 +17,7 @@ import torch
 from areno_fn.ckpt.header import Header
 from areno_fn.ckpt.host import memory
 from areno_fn.ckpt.ring import PIECE, Ring
-from areno_fn.ckpt.tensorfile import Reader
+from areno_fn.ckpt.tensorfile import fill, open_unchanged
 
 
 @attrs.frozen(eq=False)
@@ -57,15 +58,18 @@ class _Piece:
 _Group = list[_Piece]
 """Pieces that stand one after the other in a file, and are read at once."""
 
+_RUN = 1 << 26
+"""Most bytes that a thread reads from front to back of a file of its own, so that the system reads ahead for each."""
+
 _AHEAD = 4
 _MOST = 512  # the system takes 1024 stretches of memory at once
 
 
-def stream(reader: Reader, wanted: Iterable[Wanted], ring: Ring, threads: int) -> Generator[str, None, None]:
+def stream(wanted: Sequence[Wanted], ring: Ring, threads: int) -> Generator[str, None, None]:
     """Reads tensors, and gives the name of each when it and all before it have been read.
 
-    `wanted` should be in the order of the files: what stands together is read at once, and a file is closed when a
-    tensor of another one has come. On a device the last tensors are there when the iteration has ended.
+    `wanted` should be in the order of the files: what stands together is read at once. On a device the last tensors
+    are there when the iteration has ended.
 
     Raises:
         CheckpointError: a file changed or cannot be read. Whatever the threads did, it is about the first stretch
@@ -74,28 +78,41 @@ def stream(reader: Reader, wanted: Iterable[Wanted], ring: Ring, threads: int) -
     pool = ThreadPoolExecutor(threads, thread_name_prefix="read")
     ring.begin()
     try:
-        before = None
-        begun = ((group, pool.submit(_read, reader, ring, group)) for group in _grouped(_pieces(wanted)))
-        for group, reading in _ahead(begun, _AHEAD * threads):
+        total = sum(item.header.entries[item.name].nbytes for item in wanted)
+        runs = _runs(_grouped(_pieces(wanted)), min(_RUN, total // (4 * threads)))
+        begun = ((run, pool.submit(_read, ring, run)) for run in runs)
+        for run, reading in _ahead(begun, _AHEAD * threads):
             reading.result()
-            path = group[0].item.header.path
-            if before is not None and before != path:
-                reader.close(before)
-            before = path
-            yield from (piece.item.name for piece in group if piece.last)
+            yield from (piece.item.name for group in run for piece in group if piece.last)
         ring.finish()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _ahead(begun: Iterator[tuple[_Group, Future[None]]], count: int) -> Iterator[tuple[_Group, Future[None]]]:
-    """The same, each when at most `count` later ones have been begun, so that few files are open at a time."""
-    waiting: collections.deque[tuple[_Group, Future[None]]] = collections.deque()
+def _ahead(
+    begun: Iterator[tuple[list[_Group], Future[None]]], count: int
+) -> Iterator[tuple[list[_Group], Future[None]]]:
+    """The same, each when at most `count` later ones have been begun."""
+    waiting: collections.deque[tuple[list[_Group], Future[None]]] = collections.deque()
     for one in begun:
         waiting.append(one)
         if len(waiting) > count:
             yield waiting.popleft()
     yield from waiting
+
+
+def _runs(groups: Iterable[_Group], limit: int) -> Iterator[list[_Group]]:
+    """Groups of one file, about `limit` bytes of them and at least one."""
+    run: list[_Group] = []
+    size = 0
+    for group in groups:
+        if run and (size >= limit or group[0].item.header is not run[0][0].item.header):
+            yield run
+            run, size = [], 0
+        run.append(group)
+        size += sum(piece.nbytes for piece in group)
+    if run:
+        yield run
 
 
 def _grouped(pieces: Iterable[_Piece]) -> Iterator[_Group]:
@@ -149,14 +166,24 @@ def _cut(out: torch.Tensor, start: int, itemsize: int, limit: int) -> Iterator[t
         yield start + first * row, out[first : first + rows]
 
 
-def _read(reader: Reader, ring: Ring, group: _Group) -> None:
-    header, start = group[0].item.header, group[0].start
+def _read(ring: Ring, run: list[_Group]) -> None:
+    header = run[0][0].item.header
+    descriptor = open_unchanged(header)
+    try:
+        for group in run:
+            _read_group(ring, descriptor, header, group)
+    finally:
+        os.close(descriptor)
+
+
+def _read_group(ring: Ring, descriptor: int, header: Header, group: _Group) -> None:
+    start = group[0].start
     if group[0].is_direct:
-        reader.fill(header, start, *(memory(piece.out) for piece in group))
+        fill(descriptor, header, start, *(memory(piece.out) for piece in group))
         return
     with ring.lane() as lane:
         buffer = lane.buffer(sum(piece.nbytes for piece in group))
-        reader.fill(header, start, memory(buffer))
+        fill(descriptor, header, start, memory(buffer))
         for piece in group:
             place = piece.start - start
             part = buffer[place : place + piece.nbytes].view(piece.dtype)

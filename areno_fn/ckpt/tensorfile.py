@@ -146,29 +146,44 @@ class Reader:
         return bytes(out)
 
     def fill(self, header: Header, start: int, *views: memoryview) -> None:
-        """Fills `views`, one after the other, with the bytes of a file from `start` on.
-
-        Raises:
-            CheckpointError: the file is shorter than when its header was read, or the disk refuses.
-        """
-        descriptor, place = self._descriptor(header), start
-        left = [view for view in views if view]
-        while left:
-            try:
-                count = os.preadv(descriptor, left, place)
-            except OSError as error:
-                raise CheckpointError(f"{header.path} cannot be read ({error.strerror}), at byte {place}") from error
-            if not count:
-                raise CheckpointError(
-                    f"{header.path} was cut short while it was read, at byte {place} of {header.size}"
-                )
-            left, place = _after(left, count), place + count
-
-    def _descriptor(self, header: Header) -> int:
+        """Fills `views`, one after the other, with the bytes of a file from `start` on; raises as `fill` does."""
         with self._lock:
             if header.path not in self._open:
-                self._open[header.path] = _open_unchanged(header)
-            return self._open[header.path]
+                self._open[header.path] = open_unchanged(header)
+            descriptor = self._open[header.path]
+        fill(descriptor, header, start, *views)
+
+
+def open_unchanged(header: Header) -> int:
+    """A descriptor of the file that has this header.
+
+    Raises:
+        CheckpointError: it has another length by now, or cannot be read.
+    """
+    descriptor = open_file(header.path)
+    size = os.fstat(descriptor).st_size
+    if size != header.size:
+        os.close(descriptor)
+        raise CheckpointError(f"{header.path} had {header.size} bytes when its header was read, now it has {size}")
+    return descriptor
+
+
+def fill(descriptor: int, header: Header, start: int, *views: memoryview) -> None:
+    """Fills `views`, one after the other, with the bytes of a file from `start` on.
+
+    Raises:
+        CheckpointError: the file is shorter than when its header was read, or the disk refuses.
+    """
+    place = start
+    left = [view for view in views if view]
+    while left:
+        try:
+            count = os.preadv(descriptor, left, place)
+        except OSError as error:
+            raise CheckpointError(f"{header.path} cannot be read ({error.strerror}), at byte {place}") from error
+        if not count:
+            raise CheckpointError(f"{header.path} was cut short while it was read, at byte {place} of {header.size}")
+        left, place = _after(left, count), place + count
 
 
 def _after(views: list[memoryview], count: int) -> list[memoryview]:
@@ -178,15 +193,6 @@ def _after(views: list[memoryview], count: int) -> list[memoryview]:
             return [view[count:], *views[number + 1 :]]
         count -= len(view)
     return []
-
-
-def _open_unchanged(header: Header) -> int:
-    descriptor = open_file(header.path)
-    size = os.fstat(descriptor).st_size
-    if size != header.size:
-        os.close(descriptor)
-        raise CheckpointError(f"{header.path} had {header.size} bytes when its header was read, now it has {size}")
-    return descriptor
 
 
 def _header(names: list[str], specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> bytes:

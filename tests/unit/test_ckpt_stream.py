@@ -18,7 +18,6 @@ from ckpt_toys import random_bits, read_files, same_bits, write_folder, write_ra
 from areno_fn.ckpt import hf, outbound, ring, stream
 from areno_fn.ckpt.host import empty, memory
 from areno_fn.ckpt.store import INDEX, SINGLE
-from areno_fn.ckpt.tensorfile import Reader
 from areno_fn.contracts.errors import CheckpointError
 from areno_fn.contracts.layout import (
     Iso,
@@ -161,14 +160,14 @@ def test_the_first_piece_that_fails_is_the_one_that_is_told(tmp_path: Path, monk
     cut_into(monkeypatch, 64 * 2)
     folder = hf.open_folder(write_folder(tmp_path / "a", tensors(iso), CONFIG))
     starts = sorted(folder.store.entry(name).start for name in names)
-    real = Reader.fill
+    real = stream.fill
 
-    def fill(self: Reader, header: Any, start: int, *views: memoryview) -> None:
+    def fill(descriptor: int, header: Any, start: int, *views: memoryview) -> None:
         if start in starts[7:]:
             raise CheckpointError(f"no byte {start}")
-        real(self, header, start, *views)
+        real(descriptor, header, start, *views)
 
-    monkeypatch.setattr(Reader, "fill", fill)
+    monkeypatch.setattr(stream, "fill", fill)
     for _ in range(20):
         with pytest.raises(CheckpointError, match=f"no byte {starts[7]}$"):
             hf.load(folder, iso, threads=6)
