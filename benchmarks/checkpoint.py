@@ -57,7 +57,7 @@ def _measure(root: Path, options: argparse.Namespace) -> None:
     }
     if device == "cpu":
         loads["load, library, owned"] = cases.load_library_owned(path, iso)
-    reads = {f"read, {n} threads": cases.read_raw(path, n, device == "cuda") for n in sorted({1, threads})}
+    reads = {f"read, {n} threads": cases.read_raw(path, n, device == "cuda") for n in sorted({1, 2, threads})}
     _report("warm", size, _timed({name: (warm, case) for name, case in (loads | reads).items()}, options.repeats))
     _report("cold", size, _timed({name: (cold, case) for name, case in (loads | reads).items()}, options.repeats))
 

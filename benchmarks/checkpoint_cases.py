@@ -85,22 +85,21 @@ def load_library_owned(path: Path, iso: Iso) -> Callable[[], None]:
 
 
 def read_raw(path: Path, threads: int, pinned: bool) -> Callable[[], None]:
-    """The whole file with big reads into one buffer a thread."""
+    """The whole file with big reads, each thread an equal share of it into one buffer."""
     size = path.stat().st_size
+    share = -(-size // threads)
     buffers = [torch.zeros(_BLOCK, dtype=torch.uint8, pin_memory=pinned) for _ in range(threads)]
 
+    def part(number: int) -> None:
+        descriptor, view = os.open(path, os.O_RDONLY), buffers[number].numpy().data
+        place, stop = number * share, min((number + 1) * share, size)
+        while place < stop:
+            place += os.preadv(descriptor, [view[: stop - place]], place)
+        os.close(descriptor)
+
     def read() -> None:
-        descriptor = os.open(path, os.O_RDONLY)
-
-        def part(number: int) -> None:
-            view = buffers[number].numpy().data
-            for place in range(number * _BLOCK, size, threads * _BLOCK):
-                while os.preadv(descriptor, [view], place) < min(_BLOCK, size - place):
-                    pass
-
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(part, range(threads)))
-        os.close(descriptor)
 
     return read
 

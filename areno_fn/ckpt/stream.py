@@ -7,9 +7,12 @@ from the file into the tensor; all others through the ring.
 from __future__ import annotations
 
 import collections
+import itertools
 import os
+import queue
+import threading
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import attrs
 import torch
@@ -37,13 +40,12 @@ class Wanted:
 
 @attrs.frozen(eq=False)
 class _Piece:
-    """A stretch of a file and the part of a tensor that it fills; `last` of the tensor it is the last one."""
+    """A stretch of a file and the part of a tensor that it fills."""
 
     item: Wanted
     start: int
     out: torch.Tensor
     dtype: torch.dtype
-    last: bool
 
     @property
     def nbytes(self) -> int:
@@ -58,61 +60,98 @@ class _Piece:
 _Group = list[_Piece]
 """Pieces that stand one after the other in a file, and are read at once."""
 
-_RUN = 1 << 26
-"""Most bytes that a thread reads from front to back of a file of its own, so that the system reads ahead for each."""
-
-_AHEAD = 4
 _MOST = 512  # the system takes 1024 stretches of memory at once
 
 
 def stream(wanted: Sequence[Wanted], ring: Ring, threads: int) -> Generator[str, None, None]:
-    """Reads tensors, and gives the name of each when it and all before it have been read.
+    """Reads tensors, and gives the name of each when it has been read.
 
-    `wanted` should be in the order of the files: what stands together is read at once. On a device the last tensors
-    are there when the iteration has ended.
+    `wanted` should be in the order of the files. Every thread has an equal share of the bytes, which it reads from
+    front to back with a descriptor of its own: so the system reads ahead for each. On a device the last tensors are
+    there when the iteration has ended.
 
     Raises:
         CheckpointError: a file changed or cannot be read. Whatever the threads did, it is about the first stretch
             that could not be read.
     """
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="read")
+    groups = list(_grouped(_pieces(wanted)))
+    left = collections.Counter(piece.item for group in groups for piece in group)
+    shares = _shares(groups, threads)
+    work = _Work(ring, last=len(shares))
     ring.begin()
-    try:
-        total = sum(item.header.entries[item.name].nbytes for item in wanted)
-        runs = _runs(_grouped(_pieces(wanted)), min(_RUN, total // (4 * threads)))
-        begun = ((run, pool.submit(_read, ring, run)) for run in runs)
-        for run, reading in _ahead(begun, _AHEAD * threads):
-            reading.result()
-            yield from (piece.item.name for group in run for piece in group if piece.last)
-        ring.finish()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+    with ThreadPoolExecutor(threads, thread_name_prefix="read") as pool:
+        try:
+            reading = [pool.submit(work.read, number, share) for number, share in enumerate(shares)]
+            for group in work.groups(len(shares)):
+                for piece in group:
+                    left[piece.item] -= 1
+                    if not left[piece.item]:
+                        yield piece.item.name
+            for share in reading:
+                share.result()
+            ring.finish()
+        finally:
+            work.stop_after(-1)
 
 
-def _ahead(
-    begun: Iterator[tuple[list[_Group], Future[None]]], count: int
-) -> Iterator[tuple[list[_Group], Future[None]]]:
-    """The same, each when at most `count` later ones have been begun."""
-    waiting: collections.deque[tuple[list[_Group], Future[None]]] = collections.deque()
-    for one in begun:
-        waiting.append(one)
-        if len(waiting) > count:
-            yield waiting.popleft()
-    yield from waiting
+class _Work:
+    """What the threads share: which of them may go on, and what they have read."""
+
+    def __init__(self, ring: Ring, last: int) -> None:
+        self._ring, self._last = ring, last
+        self._lock = threading.Lock()
+        self._done: queue.SimpleQueue[_Group | None] = queue.SimpleQueue()
+
+    def stop_after(self, number: int) -> None:
+        """Shares beyond this one need not be read any further; those before it are, since they may fail too."""
+        with self._lock:
+            self._last = min(self._last, number)
+
+    def groups(self, shares: int) -> Iterator[_Group]:
+        """What has been read, as it comes, until every share has ended."""
+        while shares:
+            group = self._done.get()
+            if group is None:
+                shares -= 1
+            else:
+                yield group
+
+    def read(self, number: int, share: list[_Group]) -> None:
+        """Reads a share from front to back."""
+        try:
+            for header, groups in itertools.groupby(share, key=lambda group: group[0].item.header):
+                self._read_file(number, header, groups)
+        except BaseException:
+            self.stop_after(number)
+            raise
+        finally:
+            self._done.put(None)
+
+    def _read_file(self, number: int, header: Header, groups: Iterable[_Group]) -> None:
+        descriptor = open_unchanged(header)
+        try:
+            for group in groups:
+                if number > self._last:
+                    return
+                _read_group(self._ring, descriptor, header, group)
+                self._done.put(group)
+        finally:
+            os.close(descriptor)
 
 
-def _runs(groups: Iterable[_Group], limit: int) -> Iterator[list[_Group]]:
-    """Groups of one file, about `limit` bytes of them and at least one."""
-    run: list[_Group] = []
-    size = 0
-    for group in groups:
-        if run and (size >= limit or group[0].item.header is not run[0][0].item.header):
-            yield run
-            run, size = [], 0
-        run.append(group)
-        size += sum(piece.nbytes for piece in group)
-    if run:
-        yield run
+def _shares(groups: Sequence[_Group], count: int) -> list[list[_Group]]:
+    """At most `count` rows of groups with about as many bytes in each."""
+    sizes = [sum(piece.nbytes for piece in group) for group in groups]
+    most = -(-sum(sizes) // count)
+    shares: list[list[_Group]] = []
+    room = 0
+    for group, size in zip(groups, sizes, strict=True):
+        if room <= 0 and len(shares) < count:
+            shares.append([])
+            room += most
+        shares[-1].append(group)
+        room -= size
+    return shares
 
 
 def _grouped(pieces: Iterable[_Piece]) -> Iterator[_Group]:
@@ -143,9 +182,8 @@ def _pieces(wanted: Iterable[Wanted]) -> Iterator[_Piece]:
     for item in wanted:
         entry = item.header.entries[item.name]
         dtype = entry.spec.dtype or item.out.dtype
-        cut = list(_cut(item.out.detach(), entry.start, dtype.itemsize, PIECE // 4))
-        for number, (start, out) in enumerate(cut, 1):
-            yield _Piece(item, start, out, dtype, last=number == len(cut))
+        for start, out in _cut(item.out.detach(), entry.start, dtype.itemsize, PIECE // 4):
+            yield _Piece(item, start, out, dtype)
 
 
 def _cut(out: torch.Tensor, start: int, itemsize: int, limit: int) -> Iterator[tuple[int, torch.Tensor]]:
@@ -164,16 +202,6 @@ def _cut(out: torch.Tensor, start: int, itemsize: int, limit: int) -> Iterator[t
         return
     for first in range(0, out.shape[0], rows):
         yield start + first * row, out[first : first + rows]
-
-
-def _read(ring: Ring, run: list[_Group]) -> None:
-    header = run[0][0].item.header
-    descriptor = open_unchanged(header)
-    try:
-        for group in run:
-            _read_group(ring, descriptor, header, group)
-    finally:
-        os.close(descriptor)
 
 
 def _read_group(ring: Ring, descriptor: int, header: Header, group: _Group) -> None:
