@@ -27,6 +27,7 @@ def main(function: Callable[[Sequence[str]], int | None], arguments: Sequence[st
         the disk is full or gone; 130 after Ctrl-C; 141 when the reader of the output has gone. Any other exception
         passes through.
     """
+    _replace_closed_streams()
     try:
         code = function(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
@@ -57,6 +58,13 @@ def report(error: ArenoError) -> None:
     for line in "\n".join([str(error), *getattr(error, "__notes__", ())]).splitlines():
         if line.strip():
             print(f"error: {line.strip()}", file=sys.stderr)
+
+
+def _replace_closed_streams() -> None:
+    """Python has None in the place of a stream that was closed when it began (`>&-`)."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
 
 
 def _discard_output() -> None:

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from areno_fn.ckpt import disk
+from areno_fn.ckpt.paths import destination
 from areno_fn.contracts.errors import CheckpointError
 
 _UNLOCKED = (errno.EWOULDBLOCK, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -31,7 +32,7 @@ def folder(path: Path) -> Iterator[Path]:
     Raises:
         CheckpointError: the disk refuses, or `path` is a file; what was there before is untouched.
     """
-    final = Path(os.path.realpath(path))
+    final = Path(os.path.realpath(destination(path)))
     if final.exists() and not final.is_dir():
         raise CheckpointError(f"{path} is a file, where a folder is to be written; move it or choose another name")
     with _reported(path), _scratch(final) as scratch:
@@ -45,7 +46,7 @@ def file(path: Path) -> Iterator[Path]:
     Raises:
         CheckpointError: the disk refuses, or `path` is a folder; what was there before is untouched.
     """
-    final = Path(os.path.realpath(path))
+    final = Path(os.path.realpath(destination(path)))
     if final.is_dir():
         raise CheckpointError(f"{path} is a folder, where a file is to be written; choose another name")
     with _reported(path), _scratch(final, of_folder=False) as scratch:
@@ -71,6 +72,8 @@ def write_all(descriptor: int, data: memoryview) -> None:
 def restore(path: Path) -> None:
     """Puts a folder back that a crash left aside while it was being replaced; does nothing otherwise."""
     final = Path(os.path.realpath(path))
+    if not final.name:  # the root of all folders, which nothing replaces
+        return
     aside = _aside(final)
     if aside.is_dir() and not final.exists():
         disk.rename(aside, final)

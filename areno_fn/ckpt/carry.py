@@ -10,7 +10,7 @@ from __future__ import annotations
 import fnmatch
 import os
 from collections.abc import Collection
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from areno_fn.ckpt.folder import CONFIG, GENERATION, HFFolder
 from areno_fn.ckpt.naming import NAMINGS
@@ -59,10 +59,11 @@ def require_replaceable(out: Path, files: set[str]) -> None:
     """
     if not out.is_dir():
         return
+    named = files | {parent.as_posix() for name in files for parent in PurePosixPath(name).parents}
     weights = [name for naming in NAMINGS for name in (naming.single, naming.index, naming.pattern)]
     for path in sorted(out.rglob("*")):
         name = path.relative_to(out).as_posix()
-        own = name in files or name in (CONFIG, _TEMPLATES) or _is_carried(name)
+        own = name in named or name in (CONFIG, _TEMPLATES) or _is_carried(name)
         if not own and not _matches(name, weights):
             raise CheckpointError(f"{out} holds {name}, which would be lost; move it or write to another folder")
 

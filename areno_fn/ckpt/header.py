@@ -24,8 +24,10 @@ from areno_fn.contracts.layout import TensorSpec
 LONGEST_HEADER = 100_000_000
 """Bytes; the limit of the safetensors library."""
 
+METADATA = "__metadata__"
+"""What stands under this name in a header is no tensor."""
+
 _MOST_DIMS = 64
-_METADATA = "__metadata__"
 
 DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
@@ -117,9 +119,9 @@ def parse_header(path: Path, raw: bytes, size: int) -> Header:
     """
     _require_brace(path, raw[:1])
     values = strict_json(raw, f"the header of {path}", finite=True)
-    metadata = values.pop(_METADATA, {})
+    metadata = values.pop(METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise CheckpointError(f"the header of {path}: {_METADATA} must map strings to strings")
+        raise CheckpointError(f"the header of {path}: {METADATA} must map strings to strings")
     data = 8 + len(raw)
     entries = {name: _entry(path, name, value, data) for name, value in values.items()}
     ordered = dict(sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)))

@@ -20,7 +20,7 @@ def member(folder: Path, name: str) -> Path:
         CheckpointError: the name is absolute, climbs with `..`, is not written in its shortest form, holds a
             character that cannot be printed, or leaves the folder through a link.
     """
-    if not _is_plain(name):
+    if not is_plain(name):
         raise CheckpointError(f"{folder}: the file name {brief(name)} must be a plain path inside the folder")
     real = Path(os.path.realpath(folder / name))
     home = Path(os.path.realpath(folder))
@@ -81,7 +81,7 @@ def read_small(path: Path, limit: int = 100_000_000) -> bytes:
         os.close(descriptor)
 
 
-def _is_plain(name: str) -> bool:
+def is_plain(name: str) -> bool:
     """A relative path of POSIX in its shortest form, of characters that can be printed."""
     pure = PurePosixPath(name)
     inside = not pure.is_absolute() and ".." not in pure.parts and pure.name not in ("", ".")

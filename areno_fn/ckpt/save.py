@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ from areno_fn.ckpt.dtypes import DtypePolicy
 from areno_fn.ckpt.folder import CONFIG, HFFolder
 from areno_fn.ckpt.naming import TRANSFORMERS, Naming
 from areno_fn.ckpt.outgoing import Maker, either, outgoing, passed_through
+from areno_fn.ckpt.paths import destination, is_plain
 from areno_fn.ckpt.shards import json_text, write_weights
 from areno_fn.ckpt.tensorfile import Reader
+from areno_fn.ckpt.words import brief
+from areno_fn.contracts.errors import CheckpointError
 from areno_fn.contracts.layout import Iso, ParamLayout, TensorSpec
 
 
@@ -52,7 +56,7 @@ def save(
             False writes a folder without it, whose `config` must not promise it.
         shard_bytes: most bytes of tensors in one file; a single file is written when all fit.
         metadata: more strings for the headers, beside those of `source`.
-        files: further files by name; they win over carried ones.
+        files: further files by name, such as `a.json` or `a/b.json`; they win over carried ones.
         without: patterns of names that are not carried over from `source`.
         threads: how many weight files are written at a time.
         naming: what they are called, such as `areno_fn.ckpt.naming.DIFFUSERS`; None: as in `source`, or as
@@ -114,13 +118,15 @@ def write_folder(
         The folder.
 
     Raises:
-        CheckpointError: a tensor is not what was declared, `out` holds other things, or the disk refuses.
+        CheckpointError: a tensor is not what was declared, a file cannot have its name, `out` holds other things, or
+            the disk refuses.
     """
+    called = naming or (source.store.naming if source else TRANSFORMERS)
+    _require_others(files or {}, called)
     others = {CONFIG: json_text(config), **carried(source, without), **(files or {})}
-    require_replaceable(Path(out), set(others))
+    require_replaceable(destination(out), set(others))
     header = {**(source.store.metadata if source else {}), **(metadata or {}), "format": "pt"}
     index = dict(source.store.index_metadata or {}) if source else {}
-    called = naming or (source.store.naming if source else TRANSFORMERS)
     with atomic.folder(Path(out)) as scratch:
         write_weights(scratch, specs, fetch, header, index, shard_bytes, threads, called)
         _write_others(scratch, others)
@@ -135,8 +141,17 @@ def with_dtype(config: Mapping[str, Any], policy: DtypePolicy) -> dict[str, Any]
     return {**config, **dict.fromkeys(named, policy)}
 
 
+def _require_others(names: Collection[str], naming: Naming) -> None:
+    for name in names:
+        if not is_plain(name):
+            raise CheckpointError(f"files: the name {brief(name)} must be a plain path inside the folder")
+        if name == CONFIG or any(fnmatchcase(name, taken) for taken in (naming.single, naming.index, naming.pattern)):
+            raise CheckpointError(f"files: {name!r} is the name of a file that is written anyway; choose another one")
+
+
 def _write_others(scratch: Path, others: Mapping[str, bytes]) -> None:
-    folders = {(scratch / name).parent for name in others} - {scratch}
+    parents = {parent for name in others for parent in (scratch / name).parents if scratch in parent.parents}
+    folders = sorted(parents)  # each before those in it
     for folder in folders:
         disk.make_folder(folder)
     for name, data in others.items():

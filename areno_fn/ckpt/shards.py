@@ -13,6 +13,7 @@ import torch
 from areno_fn.ckpt import atomic
 from areno_fn.ckpt.naming import Naming
 from areno_fn.ckpt.tensorfile import write_tensors
+from areno_fn.ckpt.words import encoded
 from areno_fn.contracts.errors import CheckpointError
 from areno_fn.contracts.layout import Specs, TensorSpec
 
@@ -65,8 +66,16 @@ def write_weights(
 
 
 def json_text(values: Any) -> bytes:
-    """JSON as it stands in the files of a folder."""
-    return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode()
+    """JSON as it stands in the files of a folder.
+
+    Raises:
+        CheckpointError: something in it is nothing that JSON has.
+    """
+    try:
+        text = json.dumps(values, indent=2, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"a file of JSON cannot hold what it was given: {error}") from None
+    return encoded(f"{text}\n", "a file of JSON")
 
 
 def _shards(specs: Specs, limit: int) -> list[list[str]]:

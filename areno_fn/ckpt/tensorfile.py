@@ -13,10 +13,11 @@ import torch
 
 from areno_fn.ckpt import disk
 from areno_fn.ckpt.atomic import write_all
-from areno_fn.ckpt.header import DTYPE_NAMES, LONGEST_HEADER, Header
+from areno_fn.ckpt.header import DTYPE_NAMES, LONGEST_HEADER, METADATA, Header
 from areno_fn.ckpt.host import empty, memory
 from areno_fn.ckpt.outbound import outbound
 from areno_fn.ckpt.paths import open_file
+from areno_fn.ckpt.words import brief, encoded
 from areno_fn.contracts.errors import CheckpointError
 from areno_fn.contracts.layout import TensorSpec, spec_of
 
@@ -46,7 +47,8 @@ def write_tensors(
         The length of the file.
 
     Raises:
-        CheckpointError: a dtype that the format has not, or a fetched tensor that is not what was declared.
+        CheckpointError: a name, a dtype or metadata that the format has not, or a fetched tensor that is not what was
+            declared.
         OSError: the disk refuses.
     """
     names = sorted(specs, key=lambda name: (-_dtype(name, specs[name]).itemsize, name))
@@ -196,7 +198,12 @@ def _after(views: list[memoryview], count: int) -> list[memoryview]:
 
 
 def _header(names: list[str], specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> bytes:
-    values: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    if METADATA in specs:
+        raise CheckpointError(f"a tensor cannot be named {METADATA!r}, where the format keeps its metadata; rename it")
+    for key, value in metadata.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise CheckpointError(f"metadata maps strings to strings, received {brief(key)}: {brief(value)}")
+    values: dict[str, object] = {METADATA: dict(metadata)} if metadata else {}
     place = 0
     for name in names:
         spec = specs[name]
@@ -204,7 +211,7 @@ def _header(names: list[str], specs: Mapping[str, TensorSpec], metadata: Mapping
         end = place + spec.numel * dtype.itemsize
         values[name] = {"dtype": DTYPE_NAMES[dtype], "shape": list(spec.shape), "data_offsets": [place, end]}
         place = end
-    text = json.dumps(values, separators=(",", ":"), ensure_ascii=False).encode()
+    text = encoded(json.dumps(values, separators=(",", ":"), ensure_ascii=False), "the header of a file")
     text += b" " * (-len(text) % _ALIGN)
     if len(text) > LONGEST_HEADER:
         raise CheckpointError(f"the header would need {len(text)} bytes, at most {LONGEST_HEADER} are allowed")

@@ -20,6 +20,7 @@ import torch
 from areno_fn.ckpt import atomic
 from areno_fn.ckpt.header import Header, read_header, strict_json
 from areno_fn.ckpt.tensorfile import Reader, write_tensors
+from areno_fn.ckpt.words import encoded
 from areno_fn.contracts.errors import CheckpointError
 from areno_fn.contracts.layout import TensorSpec, spec_of
 from areno_fn.contracts.record import field_names, is_record, static_names
@@ -60,7 +61,7 @@ def flatten(tree: Any) -> Flat:
     """Takes a tree apart.
 
     Raises:
-        CheckpointError: a leaf that cannot be stored, or two leaves with one path.
+        CheckpointError: a leaf or a path that cannot be stored, or two leaves with one path.
     """
     tensors: dict[str, torch.Tensor] = {}
     scalars: dict[str, Scalar] = {}
@@ -69,6 +70,7 @@ def flatten(tree: Any) -> Flat:
     for path, leaf, _ in walk(tree):
         if path in scalars or path in tensors or path in aliases:
             raise CheckpointError(f"two leaves of the tree have the path {path!r}; rename a key")
+        encoded(path, "the path of a leaf")
         if not isinstance(leaf, torch.Tensor):
             scalars[path] = _storable(path, leaf)
         elif leaf.layout is not torch.strided:
@@ -292,6 +294,8 @@ def _storable(path: str, leaf: Any) -> Scalar:
         )
     if type(leaf) is int and not -(1 << 63) <= leaf < 1 << 63:
         raise CheckpointError(f"{path!r} is {leaf}, which does not fit in 64 bits")
+    if isinstance(leaf, str):
+        encoded(leaf, repr(path))
     return leaf
 
 

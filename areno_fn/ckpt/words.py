@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from areno_fn.contracts.errors import CheckpointError
+
 MOST_SHOWN = 20
 
 
@@ -17,3 +19,17 @@ def listed(problems: Sequence[str], most: int = MOST_SHOWN) -> str:
     """Every problem, or the first `most` and how many there are in all."""
     rest = len(problems) - most
     return "; ".join(problems) if rest <= 0 else f"{'; '.join(problems[:most])}; and {rest} more like the last"
+
+
+def encoded(text: str, what: str) -> bytes:
+    """A text as it stands in a file.
+
+    Raises:
+        CheckpointError: it holds half of a surrogate pair, which no file can; `what` names it.
+    """
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise CheckpointError(
+            f"{what} would hold {brief(text[max(error.start - 40, 0) : error.end])}, which is no valid text"
+        ) from None

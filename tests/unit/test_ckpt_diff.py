@@ -135,7 +135,7 @@ def test_a_pattern_chooses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert run(capsys, a, b, "--pattern", "y.w", "--pattern", "x.*")[0] == 1
     assert run(capsys, a, b, "--pattern", "y.*")[1][:2] == ["only in A (1):", "  y.b"]
     assert main(command, ["diff", a, b, "--pattern", "z*"]) == 2
-    assert f"no tensor of {a} or {b} matches z*" in capsys.readouterr().err
+    assert f"no tensor of {a} or {b} matches 'z*'" in capsys.readouterr().err
 
 
 def test_shards_do_not_matter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

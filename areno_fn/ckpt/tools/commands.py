@@ -69,9 +69,12 @@ def verify(options: argparse.Namespace) -> int:
 def write(options: argparse.Namespace) -> int:
     """Writes a folder anew."""
     size = bytes_of(options.shard_size)
-    out = convert(options.source, options.out, dtype=options.dtype, shard_bytes=size, adapter=options.merge)
+    if len(options.merge) > 1:
+        raise CheckpointError(f"--merge takes one adapter, received {', '.join(options.merge)}; merge them one by one")
+    adapter = next(iter(options.merge), None)
+    out = convert(options.source, options.out, dtype=options.dtype, shard_bytes=size, adapter=adapter)
     written = open_source(out)
-    merged = "" if options.merge is None else f", with {options.merge} merged in"
+    merged = "" if adapter is None else f", with {adapter} merged in"
     _print([f"{out}: {good(written)}{merged}."])
     return 0
 
@@ -154,7 +157,9 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("out", metavar="OUT")
     one.add_argument("--dtype", choices=("source", "float32", "bfloat16"), default="source", help="of floating tensors")
     one.add_argument("--shard-size", default="5GB", metavar="SIZE", help="most bytes in a file (default 5GB)")
-    one.add_argument("--merge", metavar="ADAPTER", help="a folder that PEFT or a run wrote")
+    # repeated, argparse would take the last one alone
+    words = "a folder that PEFT or a run wrote"
+    one.add_argument("--merge", action="append", default=[], metavar="ADAPTER", help=words)
     return parser
 
 

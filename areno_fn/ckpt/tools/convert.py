@@ -56,12 +56,15 @@ def convert(
 
     Raises:
         CheckpointError: something is damaged, the adapter does not fit (lists every module), weights are quantised,
-            `out` holds other things or is `source`, or the disk refuses.
+            `out` holds other things or is or lies in what is read, or the disk refuses.
     """
     folder = open_folder(source)
     target = destination(out)
     if target.exists() and target.samefile(source):
         raise CheckpointError(f"{out} is the folder that is read; write to another one")
+    for read in (source, *([] if adapter is None else [adapter])):
+        if target.resolve().is_relative_to(Path(read).resolve()):
+            raise CheckpointError(f"{out} is in {read}, which is read; write to a folder outside")
     opened = None if adapter is None else open_adapter(adapter)
     modules = {} if opened is None else adapted_weights(folder, opened)
     if dtype != "source":
@@ -135,11 +138,14 @@ def _fetcher(
     def fetch(name: str) -> torch.Tensor:
         weight = reader.read(folder.store.header(name), name)
         dtype = specs[name].dtype
-        if adapter is None or name not in modules:
-            return weight.to(dtype)
-        changed = _merged(weight, reader, adapter, modules[name], dtype)
+        if adapter is not None and name in modules:
+            changed, what = _merged(weight, reader, adapter, modules[name], dtype), f"{name!r} with the adapter"
+        elif weight.dtype == dtype:
+            return weight
+        else:
+            changed, what = weight.to(dtype), repr(name)
         if bool(weight.isfinite().all()) and not bool(changed.isfinite().all()):
-            raise CheckpointError(f"{name!r} with the adapter is beyond {dtype}; write with --dtype float32")
+            raise CheckpointError(f"{what} holds numbers beyond {dtype}; write with another --dtype")
         return changed
 
     return fetch

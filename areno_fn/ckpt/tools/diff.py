@@ -101,7 +101,7 @@ def difference(
     ours, theirs = _specs(a, patterns), _specs(b, patterns)
     values = _values(a, b, patterns)
     if patterns and not ours and not theirs and not values:
-        raise CheckpointError(f"no tensor of {a.path} or {b.path} matches {', '.join(patterns)}")
+        raise CheckpointError(f"no tensor of {a.path} or {b.path} matches {' or '.join(map(repr, patterns))}")
     both = [name for name in ours if name in theirs]
     missing = tuple(name for name in ours if name not in theirs)
     extra = tuple(name for name in theirs if name not in ours)

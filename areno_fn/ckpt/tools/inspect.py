@@ -17,6 +17,7 @@ from areno_fn.ckpt.tools.source import WORDS, Source
 from areno_fn.ckpt.tools.text import amount, many, size, table
 from areno_fn.ckpt.tools.ties import embedding_of, is_tied
 from areno_fn.ckpt.words import brief
+from areno_fn.contracts.errors import CheckpointError
 
 _HIGHLIGHTS = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size",
@@ -32,6 +33,9 @@ def described(source: Source, patterns: Collection[str] | None = None) -> dict[s
     Args:
         source: what `open_source` returned.
         patterns: list the tensors whose names match one of these, all for an empty list, none for None.
+
+    Raises:
+        CheckpointError: there are patterns, and no name matches.
     """
     specs = {name: source.entry(name).spec for name in source.files}
     found: dict[str, Any] = {
@@ -55,6 +59,8 @@ def described(source: Source, patterns: Collection[str] | None = None) -> dict[s
         found |= _adapter(source.adapter)
     if patterns is not None:
         found["table"] = _table(source, patterns)
+        if patterns and not found["table"]:
+            raise CheckpointError(f"no tensor of {source.path} matches {' or '.join(map(repr, patterns))}")
     return found
 
 

@@ -84,7 +84,8 @@ def kind_of(path: str | Path) -> Kind:
                 raise CheckpointError(f"{place} is not a .safetensors file; only those and folders of them are read")
             return "file"
         if not place.is_dir():
-            raise CheckpointError(f"{place} is not there; a folder of a checkpoint or a .safetensors file is needed")
+            what = "is neither a file nor a folder" if place.exists() else "is not there"
+            raise CheckpointError(f"{place} {what}; a folder of a checkpoint or a .safetensors file is needed")
         for mark, kind in _MARKS.items():
             if (place / mark).exists():
                 return kind
