@@ -21,6 +21,7 @@ QWEN3_06B = DecoderConfig(
     head_dim=128, qk_norm=True, tie_embeddings=True,
 )  # fmt: skip
 _BLOCK = 1 << 23
+FILE = "model.safetensors"
 
 
 def layout() -> Iso:
@@ -37,7 +38,7 @@ def make(folder: Path) -> Path:
         name: torch.randint(-32768, 32768, spec.shape, dtype=torch.int16, generator=generator).view(torch.bfloat16)
         for name, spec in layout().source.items()
     }
-    safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    safetensors.torch.save_file(tensors, folder / FILE, metadata={"format": "pt"})
     return folder
 
 
@@ -65,23 +66,29 @@ def resident(leaves: dict[str, torch.Tensor]) -> None:
         int(leaf.view(-1).view(torch.uint8)[::4096].sum())
 
 
-def load_ours(folder: hf.HFFolder, iso: Iso, device: str, threads: int) -> Callable[[], None]:
+def load_ours(path: Path, device: str, threads: int) -> Callable[[], None]:
+    iso, folder = layout(), hf.open_folder(path.parent)
     return lambda: resident(hf.load(folder, iso, device=device, threads=threads))
 
 
-def load_library(path: Path, iso: Iso, device: str) -> Callable[[], None]:
+def load_library(path: Path, device: str, threads: int) -> Callable[[], None]:
     """`load_file`, then `torch.cat` as the layout says; what is not joined stays a view of the mapped file."""
+    iso = layout()
     return lambda: resident(iso(safetensors.torch.load_file(path, device=device)))
 
 
-def load_library_owned(path: Path, iso: Iso) -> Callable[[], None]:
+def load_library_owned(path: Path, device: str, threads: int) -> Callable[[], None]:
     """The same, with leaves that do not change with the file."""
+    iso = layout()
 
     def load() -> None:
-        loaded = iso(safetensors.torch.load_file(path))
+        loaded = iso(safetensors.torch.load_file(path, device=device))
         resident({name: leaf.clone() if len(iso.sources_of(name)) == 1 else leaf for name, leaf in loaded.items()})
 
     return load
+
+
+LOADS = {"ours": load_ours, "library": load_library, "library, owned": load_library_owned}
 
 
 def read_raw(path: Path, threads: int, pinned: bool) -> Callable[[], None]:

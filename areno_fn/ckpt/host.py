@@ -1,15 +1,14 @@
-"""Memory on the host: the bytes of a tensor, and tensors that are cheap to fill."""
+"""Memory on the host: the bytes of a tensor, and memory for tensors that live for a moment."""
 
 from __future__ import annotations
 
 import mmap
-from contextlib import suppress
 
 import torch
 
 from areno_fn.contracts.layout import TensorSpec
 
-_LARGE = 1 << 22
+_LARGE = 1 << 20
 
 
 def memory(tensor: torch.Tensor) -> memoryview:
@@ -18,16 +17,14 @@ def memory(tensor: torch.Tensor) -> memoryview:
     return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
-def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor of any content. A large one on the CPU is made of huge pages where the system has them.
+def passing(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor of any content that will soon be let go of. On the CPU a large one has pages of its own.
 
-    The first write into memory of small pages costs as much as the copy itself, because the system clears them one
-    by one.
+    Those go back to the system at once; the allocator of the C library keeps some for each thread, so that tensors
+    that are made and dropped one after the other would take as much memory as several of them.
     """
     nbytes = TensorSpec(shape).numel * dtype.itemsize
-    if device.type != "cpu" or nbytes < _LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+    if device.type != "cpu" or nbytes < _LARGE:
         return torch.empty(shape, dtype=dtype, device=device)
     pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a kernel without huge pages: then these are small ones
-        pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=torch.uint8).view(dtype).view(shape)

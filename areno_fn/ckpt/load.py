@@ -12,7 +12,7 @@ from areno_fn import tree
 from areno_fn.ckpt.dtypes import DtypePolicy
 from areno_fn.ckpt.fit import loaded_dtype, require_fit
 from areno_fn.ckpt.folder import HFFolder
-from areno_fn.ckpt.host import empty
+from areno_fn.ckpt.host import passing
 from areno_fn.ckpt.ring import Ring
 from areno_fn.ckpt.stream import Wanted, stream
 from areno_fn.contracts.errors import CheckpointError
@@ -76,7 +76,7 @@ def _load_leaves(
     others: list[Part] = []
     for part in iso.parts:
         dtype = _dtype(folder, part, policy)
-        leaves = {name: empty(spec.shape, dtype, device) for name, spec in part.target.items()}
+        leaves = {name: torch.empty(spec.shape, dtype=dtype, device=device) for name, spec in part.target.items()}
         parts_of_leaves = views_of(part.inverse, leaves)
         if parts_of_leaves is None:
             others.append(part)
@@ -88,7 +88,7 @@ def _load_leaves(
     _fill(folder, ring, threads, views, tally)
     for part in others:
         dtype = _dtype(folder, part, policy)
-        given = {name: empty(spec.shape, dtype, device) for name, spec in part.source.items()}
+        given = {name: passing(spec.shape, dtype, device) for name, spec in part.source.items()}
         _fill(folder, ring, threads, given, tally)
         made |= part.apply(given)
     return {name: made[name] for name in iso.target}

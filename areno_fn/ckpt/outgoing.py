@@ -10,7 +10,7 @@ import torch
 from areno_fn.ckpt.dtypes import DtypePolicy, converted
 from areno_fn.ckpt.fit import claimed, differences, is_left_out, require_left_out
 from areno_fn.ckpt.folder import HFFolder
-from areno_fn.ckpt.host import empty
+from areno_fn.ckpt.host import passing
 from areno_fn.ckpt.tensorfile import Reader
 from areno_fn.contracts.errors import CheckpointError
 from areno_fn.contracts.layout import Iso, Part, Specs, Tensors, TensorSpec, views_of
@@ -81,7 +81,7 @@ class Maker:
         dtype = self._specs[name].dtype or made.dtype
         if made.dtype == dtype:
             return made
-        return empty(tuple(made.shape), dtype, made.device).copy_(made)
+        return passing(tuple(made.shape), dtype, made.device).copy_(made)
 
     def _copied(self, part: Part) -> dict[str, torch.Tensor]:
         with self._lock:

@@ -14,7 +14,7 @@ import torch
 from areno_fn.ckpt import disk
 from areno_fn.ckpt.atomic import write_all
 from areno_fn.ckpt.header import DTYPE_NAMES, LONGEST_HEADER, METADATA, Header
-from areno_fn.ckpt.host import empty, memory
+from areno_fn.ckpt.host import memory, passing
 from areno_fn.ckpt.outbound import outbound
 from areno_fn.ckpt.paths import open_file
 from areno_fn.ckpt.words import brief, encoded
@@ -126,7 +126,7 @@ class Reader:
     def read(self, header: Header, name: str) -> torch.Tensor:
         """A new tensor on the CPU with the dtype it has in the file."""
         entry = header.entries[name]
-        tensor = empty(entry.spec.shape, entry.spec.dtype or torch.uint8, torch.device("cpu"))
+        tensor = passing(entry.spec.shape, entry.spec.dtype or torch.uint8, torch.device("cpu"))
         self.fill(header, entry.start, memory(tensor))
         return tensor
 

@@ -16,7 +16,7 @@ import torch
 from ckpt_toys import random_bits, read_files, same_bits, write_folder, write_raw
 
 from areno_fn.ckpt import hf, outbound, ring, stream
-from areno_fn.ckpt.host import empty, memory
+from areno_fn.ckpt.host import memory, passing
 from areno_fn.ckpt.store import INDEX, SINGLE
 from areno_fn.contracts.errors import CheckpointError
 from areno_fn.contracts.layout import (
@@ -100,16 +100,16 @@ def test_pieces_that_are_converted(piece: int, tmp_path: Path, monkeypatch: pyte
     assert same_bits(read_files(out)[0], given)
 
 
-def test_leaves_of_large_pages(tmp_path: Path) -> None:
-    """From 4 MB on the memory is mapped for the tensor alone; it is an ordinary tensor otherwise."""
-    large = empty((1025, 1024), torch.float32, torch.device("cpu"))
-    assert large.is_contiguous() and large.data_ptr() % 4096 == 0
-    large.fill_(2.0)
-    assert large.clone().sum().item() == 2.0 * 1025 * 1024 and len(memory(large)) == large.nbytes
-    given = {"w": random_bits((1025, 1024), torch.float32, torch.Generator().manual_seed(0))}
-    iso = rename("w", "w", spec(1025, 1024))
-    loaded = hf.load(hf.open_folder(write_folder(tmp_path / "a", given, CONFIG)), iso)
-    assert same_bits(loaded, given) and loaded["w"].requires_grad_().is_leaf
+def test_memory_that_passes(tmp_path: Path) -> None:
+    """From 1 MB on the memory is mapped for the tensor alone; it is an ordinary tensor otherwise."""
+    for dtype in (torch.float32, torch.bfloat16, torch.bool, torch.float8_e4m3fn):
+        large = passing((1025, 1024), dtype, torch.device("cpu"))
+        assert large.is_contiguous() and large.dtype is dtype and large.data_ptr() % 4096 == 0
+        assert len(memory(large)) == large.nbytes == 1025 * 1024 * dtype.itemsize
+        large.copy_(torch.ones(1025, 1024))
+        assert large.clone().float().sum().item() == 1025 * 1024
+    small = passing((3,), torch.int64, torch.device("cpu"))
+    assert small.shape == (3,) and passing((1 << 21, 0), torch.uint8, torch.device("cpu")).numel() == 0
 
 
 def test_what_stands_together_is_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
