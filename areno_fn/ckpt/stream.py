@@ -118,13 +118,14 @@ class _Work:
 
     def read(self, number: int, share: list[_Group]) -> None:
         """Reads a share from front to back."""
+        whole = False
         try:
             for header, groups in itertools.groupby(share, key=lambda group: group[0].item.header):
                 self._read_file(number, header, groups)
-        except BaseException:
-            self.stop_after(number)
-            raise
+            whole = True
         finally:
+            if not whole:
+                self.stop_after(number)
             self._done.put(None)
 
     def _read_file(self, number: int, header: Header, groups: Iterable[_Group]) -> None:
