@@ -42,8 +42,10 @@ def require_left_out(claims: Specs, left_out: Collection[str]) -> None:
     """Refuses patterns that match what a layout claims.
 
     Raises:
-        CheckpointError: names each such pattern and a tensor.
+        CheckpointError: names each such pattern and a tensor, or it is one text instead of a collection of them.
     """
+    if isinstance(left_out, str):  # each of its characters would be a pattern
+        raise CheckpointError(f"what is left out is a collection of patterns, such as ({left_out!r},), received a text")
     both = [(pattern, name) for pattern in left_out for name in claims if fnmatch.fnmatchcase(name, pattern)]
     first = dict(reversed(both))
     if first:

@@ -211,7 +211,7 @@ _TEXT = (_is_text, "a text or null")
 _FLAG = (_is_flag, "true or false")
 _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "r": (_is_rank, "an integer of at least 1"),
-    "lora_alpha": (_is_alpha, "a number above 0"),
+    "lora_alpha": (_is_alpha, "a number above 0 and below 1e30"),
     "target_modules": (_is_targets, "a list of module names that is not empty, or a regular expression"),
     "use_rslora": _FLAG,
     "fan_in_fan_out": _FLAG,
@@ -221,7 +221,7 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "alpha_pattern": (
         _is_pattern_of(_is_alpha),
-        "a table from patterns without groups and repetitions to numbers above 0",
+        "a table from patterns without groups and repetitions to numbers above 0 and below 1e30",
     ),
     "lora_dropout": (_is_probability, "a number of at least 0 and less than 1"),
     "base_model_name_or_path": _TEXT,

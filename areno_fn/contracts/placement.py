@@ -103,6 +103,7 @@ def shard(leaf: str, spec: TensorSpec, placement: Placement, ranks: int) -> Iso:
             return wider >> _evenly(padded, names, wider.target[padded], dim)
         case Fused(blocks, dim):
             return _fused(leaf, names, spec, blocks, dim)
+    raise LayoutError(f"{leaf!r} cannot be dealt by {placement!r}, which is no placement")
 
 
 def place(specs: Specs, placements: Mapping[str, Placement], ranks: int) -> Iso:

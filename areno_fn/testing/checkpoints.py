@@ -12,11 +12,11 @@ from areno_fn.ckpt.folder import HFFolder, open_folder
 from areno_fn.ckpt.load import load
 from areno_fn.ckpt.save import save
 from areno_fn.contracts.key import Key
-from areno_fn.contracts.layout import Iso, Tensors, TensorSpec
+from areno_fn.contracts.layout import Iso, Tensors, TensorSpec, spec_of
 from areno_fn.contracts.placement import Placement
 from areno_fn.testing.elements import member, plain, random_bits, refusals, require_same
 from areno_fn.testing.layouts import RANKS, dealt
-from areno_fn.testing.plain_files import INDEX, PlainFolder, read_folder, size, write_folder
+from areno_fn.testing.plain_files import INDEX, STORABLE, PlainFolder, read_folder, size, write_folder
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float16, torch.float8_e4m3fn)
 _CONFIG = {"model_type": "made-up", "dtype": "bfloat16"}
@@ -92,6 +92,7 @@ def checkpoint_roundtrip(
                 key=key,
             )
     given = dict(state) if state is not None else state_dict(layout, dtypes=dtypes, key=key)
+    _require_storable(given)
     placed = {} if placements is None else _dealt(layout, placements, ranks)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         for files in (1, 3):
@@ -103,6 +104,16 @@ def checkpoint_roundtrip(
             _file_to_file(source, each, given, left_out, f"{count} rank{'s' * (count > 1)}")
         _leaves_to_leaves(Path(scratch) / "leaves", layout, {name: given[name] for name in layout.source})
     return tuple(placed)
+
+
+def _require_storable(given: Tensors) -> None:
+    if not given:
+        raise AssertionError("there is no tensor that a file could hold")
+    for name, tensor in given.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise AssertionError(f"{name!r} is a {type(tensor).__name__}, it should be a tensor")
+        if not tensor.is_cpu or tensor.dtype not in STORABLE:
+            raise AssertionError(f"{name!r} is {spec_of(tensor)} on {tensor.device}, which no file is made of here")
 
 
 def _dealt(layout: Iso, placements: Mapping[str, Placement], ranks: Sequence[int]) -> dict[int, Iso]:

@@ -45,9 +45,10 @@ def layout_agrees(iso: Iso, reference: Plain, *, file: Specs | None = None, left
         tensors = takes(iso)
         leaves = moved(iso, tensors)
     try:
-        expected = dict(reference(dict(tensors)))
+        made = reference(dict(tensors))
     except AssertionError as error:
         raise AssertionError(f"the reference refuses what the layout takes: {error or 'it says no more'}") from error
+    expected = _require_leaves(made)
     _require_placed(leaves, expected, numbering, "the leaves")
 
 
@@ -118,6 +119,16 @@ def dealt(leaves: Specs, placements: Mapping[str, Placement], ranks: int) -> Iso
         if ranks == 1:
             raise AssertionError(f"one rank holds every leaf whole, but this is refused: {error}") from error
         return None
+
+
+def _require_leaves(made: object) -> dict[str, torch.Tensor]:
+    if not isinstance(made, Mapping):
+        raise AssertionError(f"the reference gives a {type(made).__name__}, it should be leaves by their paths")
+    for name, leaf in made.items():
+        if not isinstance(leaf, torch.Tensor) or not leaf.is_cpu:
+            what = f"a tensor on {leaf.device}" if isinstance(leaf, torch.Tensor) else f"a {type(leaf).__name__}"
+            raise AssertionError(f"the reference gives {name!r} as {what}, it should be a tensor on the CPU")
+    return dict(made)
 
 
 def _require_claims(iso: Iso, held: Specs, left_out: Collection[str]) -> None:

@@ -22,6 +22,7 @@ _NAMES = {
     torch.float8_e5m2: "F8_E5M2",
 }  # fmt: skip
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+STORABLE = frozenset(_NAMES)
 
 
 @attrs.frozen(eq=False)

@@ -12,7 +12,7 @@ import torch
 
 from areno_fn.contracts.errors import LayoutError
 from areno_fn.contracts.layout.iso import Iso, whole
-from areno_fn.contracts.layout.moves import distinct, rename
+from areno_fn.contracts.layout.moves import axis_of, distinct, rename
 from areno_fn.contracts.layout.specs import Tensors, TensorSpec
 
 
@@ -56,10 +56,7 @@ def pad(source: str, target: str, spec: TensorSpec, size: int, dim: int = 0) -> 
         LayoutError: no such dimension, or `size` is smaller than what is there; when undone, padding that is not
             zero, because dropping it would lose what was trained.
     """
-    dims = len(spec.shape)
-    if not -dims <= dim < dims:
-        raise LayoutError(f"pad of {source!r}: there is no dimension {dim} among {dims}")
-    axis = dim % dims
+    axis = axis_of(dim, len(spec.shape), f"pad of {source!r}")
     length = spec.shape[axis]
     if size < length:
         raise LayoutError(f"pad of {source!r} to {size} along dimension {axis}: it is {spec}, which is larger")

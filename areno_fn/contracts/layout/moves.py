@@ -66,7 +66,7 @@ def stack(names: Sequence[str], target: str, spec: TensorSpec, dim: int = 0) -> 
     """
     where = f"stack into {target!r}"
     distinct(names, where)
-    axis = _axis(dim, len(spec.shape) + 1, where)
+    axis = axis_of(dim, len(spec.shape) + 1, where)
     shape = (*spec.shape[:axis], len(names), *spec.shape[axis:])
     return bijection(
         dict.fromkeys(names, spec),
@@ -89,7 +89,7 @@ def transpose(source: str, target: str, spec: TensorSpec, dims: Sequence[int] = 
     Raises:
         LayoutError: `dims` is not an order of the dimensions of `spec`.
     """
-    if sorted(dims) != list(range(len(spec.shape))):
+    if any(type(dim) is not int for dim in dims) or sorted(dims) != list(range(len(spec.shape))):
         raise LayoutError(f"transpose of {source!r}: {tuple(dims)} is not an order of the dimensions of {spec}")
     back = [list(dims).index(dim) for dim in range(len(dims))]
     return bijection(
@@ -181,7 +181,7 @@ def _common_axis(parts: Specs, dim: int, where: str) -> int:
     if not parts:
         raise LayoutError(f"{where} needs at least one part")
     (first, whole), *others = parts.items()
-    axis = _axis(dim, len(whole.shape), where)
+    axis = axis_of(dim, len(whole.shape), where)
     for name, spec in others:
         alike = len(spec.shape) == len(whole.shape) and _without(spec.shape, axis) == _without(whole.shape, axis)
         if not alike or spec.dtype != whole.dtype:
@@ -192,8 +192,9 @@ def _common_axis(parts: Specs, dim: int, where: str) -> int:
     return axis
 
 
-def _axis(dim: int, dims: int, where: str) -> int:
-    if not -dims <= dim < dims:
+def axis_of(dim: int, dims: int, where: str) -> int:
+    """A dimension counted from the front, which may have been counted from the back."""
+    if type(dim) is not int or not -dims <= dim < dims:
         raise LayoutError(f"{where}: there is no dimension {dim} among {dims}")
     return dim % dims
 

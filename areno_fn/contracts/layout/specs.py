@@ -11,6 +11,8 @@ from areno_fn.contracts.errors import LayoutError
 
 
 def _shape(value: Iterable[int]) -> tuple[int, ...]:
+    if not isinstance(value, Iterable):
+        raise LayoutError(f"a shape is a sequence of sizes, received {value!r}")
     return tuple(value)
 
 
@@ -69,9 +71,9 @@ class ParamLayout:
         missing = [f"{name!r} is missing" for name in self.leaves if name not in given]
         unknown = [f"{name!r} is not declared" for name in given if name not in self.leaves]
         wrong = [
-            f"{name!r} is {value if isinstance(value, TensorSpec) else spec_of(value)}, declared {self.leaves[name]}"
+            f"{name!r} is {_shown(value)}, declared {self.leaves[name]}"
             for name, value in given.items()
-            if name in self.leaves and not self.leaves[name].admits(value)
+            if name in self.leaves and not (_is_known(value) and self.leaves[name].admits(value))
         ]
         return missing + unknown + wrong
 
@@ -84,3 +86,13 @@ class ParamLayout:
         found = self.differences(given)
         if found:
             raise LayoutError(f"{what} do not fit the layout: {'; '.join(found)}")
+
+
+def _is_known(value: object) -> bool:
+    return isinstance(value, torch.Tensor | TensorSpec)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return str(spec_of(value))
+    return str(value) if isinstance(value, TensorSpec) else f"a {type(value).__name__}"

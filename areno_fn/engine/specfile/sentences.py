@@ -57,7 +57,8 @@ def explain(message: str, raw: Any, suffix: str) -> tuple[Path, str]:
 def unknown_field(where: str, name: str, info: Type, raw: Any) -> str:
     """A table has no such field: the closest one, or the table that has it, or all there are."""
     known = fields(info, raw)
-    return f"{where or 'the specification'} has no field {name!r}; {_home(name) or suggestion(name, known) or _listing(known)}"
+    advice = _home(where, name) or suggestion(name, known) or _listing(known)
+    return f"{where or 'the specification'} has no field {name!r}; {advice}"
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
@@ -66,7 +67,10 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f"the nearest is {near[0]!r}" if near else ""
 
 
-def _home(name: str) -> str:
+def _home(where: str, name: str) -> str:
+    words = [word for word in where.split(".") if not word.isdigit()]
+    if words and words[-1] in {place.split(".")[-1] for place in homes(name)}:
+        return f"other kinds of {words[-1]} have it"
     places = sorted({f"under {place}" if place else "at the top level" for place in homes(name)})
     return f"a field of that name stands {' or '.join(places)}" if 0 < len(places) <= 3 else ""
 
