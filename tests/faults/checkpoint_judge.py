@@ -100,8 +100,13 @@ def _expected(folder: Path) -> dict[str, torch.Tensor]:
     if (folder / SINGLE).exists():
         assert not (folder / INDEX).exists(), "two sets of weights"
         return safetensors.torch.load((folder / SINGLE).read_bytes())
-    weight_map = json.loads((folder / INDEX).read_bytes())["weight_map"]
+    weight_map = json.loads((folder / INDEX).read_bytes(), object_pairs_hook=_without_repetition)["weight_map"]
     files = {file: safetensors.torch.load((folder / file).read_bytes()) for file in set(weight_map.values())}
     held = [name for tensors in files.values() for name in tensors]
     assert sorted(held) == sorted(weight_map), "the files do not hold exactly what the index names"
     return {name: files[file][name] for name, file in weight_map.items()}
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    assert len({name for name, _ in pairs}) == len(pairs), "a name stands twice, so the file has two meanings"
+    return dict(pairs)

@@ -114,6 +114,26 @@ def change_index(random: Random, folder: Folder) -> str:
     return told
 
 
+def repeat_name(random: Random, folder: Folder) -> str:
+    """A name that stands twice in an object, with two values; whoever reads it takes the first or the last."""
+    name = random.choice([name for name in folder if name.endswith((".json", ".safetensors"))] or [""])
+    content = folder.get(name)
+    if not isinstance(content, bytes):
+        return "nothing"
+    start = 8 if name.endswith(".safetensors") else 0
+    stop = start + int.from_bytes(content[:8], "little") if start else len(content)
+    values = _json(content[start:stop])
+    inner = values.get("weight_map", values) if values else None
+    if not inner or not isinstance(inner, dict):
+        return "nothing"
+    repeated, other = random.choice(list(inner)), random.choice(list(inner.values()))
+    whole = json.dumps(inner)
+    twice = f"{{{json.dumps(repeated)}: {json.dumps(other)}, {whole[1:]}"
+    text = json.dumps(values).replace(whole, twice, 1).encode()
+    folder[name] = (len(text).to_bytes(8, "little") if start else b"") + text + content[stop:]
+    return f"{repeated[:40]!r} in {name}"
+
+
 def change_folder(random: Random, folder: Folder) -> str:
     """Files removed, exchanged, copied, or replaced by something that is no file."""
     name, other = random.choice(list(folder)), random.choice(list(folder))
@@ -147,7 +167,15 @@ _SPECIAL = {
     "sparse": ("00", "00e1f50500000000", "00e1f505000000007b", "10000000000000007b7d", "00000000000000ff7b"),
 }
 Mutation = Callable[[Random, Folder], str]
-_MUTATIONS: list[Mutation] = [change_bytes, change_length, change_header, change_header, change_index, change_folder]
+_MUTATIONS: list[Mutation] = [
+    change_bytes,
+    change_length,
+    change_header,
+    change_header,
+    change_index,
+    repeat_name,
+    change_folder,
+]
 
 
 def _some_weights(random: Random, folder: Folder) -> tuple[str, bytes]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -15,6 +16,9 @@ from faults.checkpoint_folders import whole, write
 from faults.checkpoint_judge import judged
 from faults.checkpoint_mutations import mutate
 from hypothesis import given, settings
+
+from areno_fn.ckpt import header, jsontext, store
+from areno_fn.contracts.errors import ArenoError
 
 
 def run(seed: int, shards: int, damaged: bool = True) -> str:
@@ -58,3 +62,21 @@ def test_the_judge_sees_a_tensor_that_is_not_in_the_file(tmp_path: Path, monkeyp
     monkeypatch.setattr(stream, "memory", lambda tensor: real(tensor)[:-1])
     with pytest.raises(AssertionError, match="not what is in the files"):
         judged(write(tmp_path, whole(1)))
+
+
+PLANTED: dict[str, tuple[Any, str, Any]] = {
+    "gaps, overlaps and lengths are not looked at": (header, "_require_exact_cover", lambda *_: None),
+    "the index is a hint": (store, "_index_problems", lambda *_: []),
+    "a name may stand twice": (jsontext, "_unique", dict),
+    "links and dots are followed": (store, "member", lambda folder, name: folder / name),
+}
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_library_that_forgets_a_check_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutations reach the check, and the judge sees what comes of its absence."""
+    monkeypatch.setattr(*PLANTED[fault])
+    with pytest.raises(Exception, match=r".") as caught:
+        for seed in range(3000):
+            run(seed, 1 + 2 * (seed % 2))
+    assert not isinstance(caught.value, ArenoError)
