@@ -87,6 +87,8 @@ def sweep(parent: Path, name: str) -> None:
         CheckpointError: the disk refuses.
     """
     for leftover in sorted(parent.glob(f".{name}.writing-*")):
+        if leftover.is_symlink() or not leftover.is_dir():  # no writer made it, and opening it may wait for ever
+            continue
         # another writer may sweep too
         with _removing(leftover), suppress(FileNotFoundError):
             _remove_if_abandoned(leftover)
@@ -98,7 +100,8 @@ def retire(path: Path) -> None:
     Raises:
         CheckpointError: the disk refuses.
     """
-    with _removing(path):
+    # another writer may remove it too
+    with _removing(path), suppress(FileNotFoundError):
         unnamed = _writing(path)
         disk.rename(path, unnamed)
         _remove(unnamed)

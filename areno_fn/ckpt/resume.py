@@ -111,8 +111,10 @@ def write(
     Args:
         watch: called before every piece; what it raises ends the write, and older states are untouched.
     """
-    if step < 0 or keep < 1:
-        raise CheckpointError(f"step must be at least 0 and keep at least 1, received {step} and {keep}")
+    if type(step) is not int or not 0 <= step < 1 << 63 or type(keep) is not int or keep < 1:
+        raise CheckpointError(
+            f"step must be an integer of at least 0 and keep one of at least 1, received {step!r} and {keep!r}"
+        )
     folder = folder_of(Path(root), step)
     with atomic.folder(folder) as scratch:
         files = tuple(_write_file(scratch / name, prepared, paths, watch) for name, paths in prepared.files.items())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 from areno_fn.ckpt import atomic
 from areno_fn.ckpt.manifest import is_readable, read_manifest
+from areno_fn.ckpt.paths import destination
 from areno_fn.contracts.errors import CheckpointError
 
 _NAME = re.compile(r"step-(\d{8,})")
@@ -22,12 +24,13 @@ def latest(root: str | Path) -> Path | None:
 
     Raises:
         CheckpointError: there are states, but none is complete: continuing would restart the run unnoticed; or one
-            was written by a release that this one does not understand.
+            was written by a release that this one does not understand, or has the name of another step; or `root` is
+            there and no folder.
     """
     present = _newest_first(Path(root))
     for folder in present:
         if is_complete(folder):
-            return folder
+            return _named_rightly(folder)
     if present:
         raise CheckpointError(
             f"{root} holds {', '.join(f.name for f in present)}, but none is complete; remove them to start anew"
@@ -64,8 +67,18 @@ def prune(root: Path, written: Path, keep: int) -> None:
             complete += 1
 
 
+def _named_rightly(folder: Path) -> Path:
+    """Under the name of a later step it would stay the newest, whatever was saved after it."""
+    step = read_manifest(folder).step
+    if folder != folder_of(folder.parent, step):
+        raise CheckpointError(f"{folder} holds the state of step {step}; call it {folder_of(folder.parent, step).name}")
+    return folder
+
+
 def _newest_first(root: Path) -> list[Path]:
-    if not root.is_dir():
+    if not destination(root).is_dir():
+        if os.path.lexists(root):  # a link whose target has gone, for example
+            raise CheckpointError(f"{root} is not a folder; states are looked for in one")
         return []
     for aside in root.glob(".step-*.replaced"):
         atomic.restore(root / aside.name.removeprefix(".").removesuffix(".replaced"))
