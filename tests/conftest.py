@@ -33,7 +33,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     `--layout-examples N`: examples of a test that is decorated with `settings.get_profile("layouts")`.
     """
     parser.addoption("--smollm2", metavar="FOLDER", help="a folder made by `python tests/smollm2.py FOLDER`")
-    parser.addoption("--layout-examples", metavar="N", type=int, default=15, help="examples of a property of layouts")
+    parser.addoption(
+        "--layout-examples", metavar="N", type=int, default=15, help="examples of a property of layouts (15)"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

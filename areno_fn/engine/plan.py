@@ -6,6 +6,7 @@ Order: types, composition, device, model configuration and checkpoint headers, t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import attrs
 import torch
@@ -30,6 +31,9 @@ from areno_fn.world.data import read_all
 from areno_fn.world.examples import encode_prompts
 from areno_fn.world.rewards import load_all
 from areno_fn.world.tokenizer import Tokenizer
+from areno_fn.world.tokenizer_bytes import ByteTokenizer as ByteTokens
+
+_PROBE = "12 + 34 = é"
 
 
 @attrs.frozen(kw_only=True)
@@ -119,6 +123,8 @@ def _tokenizer(spec: RunSpec, model: ModelPlan) -> Tokenizer:
     )
     with at("tokenizer"):
         tokenizer = tokenizers.load(named, extra_eos=model.declared_eos)
+        if isinstance(spec.tokenizer, ByteTokenizer) and isinstance(spec.model, HFModel):
+            _require_bytes(spec.model.path)
     if tokenizer.vocab_size > model.policy.vocab_size:
         raise SpecError(
             f"tokenizer: it has {tokenizer.vocab_size} tokens, but the model embeds {model.policy.vocab_size}; "
@@ -129,6 +135,17 @@ def _tokenizer(spec: RunSpec, model: ModelPlan) -> Tokenizer:
             "tokenizer: neither it nor the model's configuration names an end token, so no completion could end"
         )
     return tokenizer
+
+
+def _require_bytes(folder: str) -> None:
+    """A model that has a tokenizer was made for it; bytes would train another language, and take its place at the end."""
+    if not any((Path(folder) / name).exists() for name in ("tokenizer.json", "tokenizer_config.json")):
+        return
+    own = tokenizers.load(HFTokenizer(path=folder))
+    if own.encode(_PROBE) != ByteTokens().encode(_PROBE):
+        raise SpecError(
+            f"kind 'byte' would take the place of the tokenizer in {folder}; leave `tokenizer` out to use that one"
+        )
 
 
 def _evaluation(spec: Evaluation, model: ModelPlan, tokenizer: Tokenizer) -> EvaluationPlan:

@@ -21,7 +21,8 @@ from areno_fn.contracts.record import donate
 from areno_fn.contracts.spec import RunSpec
 from areno_fn.contracts.state import TrainState
 from areno_fn.engine import summary
-from areno_fn.engine.export import export
+from areno_fn.engine.export import ADAPTER, export
+from areno_fn.engine.finetune import LoraPlan
 from areno_fn.engine.loop import train
 from areno_fn.engine.outputs import Outputs, inspect, prepare
 from areno_fn.engine.plan import Plan, plan
@@ -171,7 +172,8 @@ def _finish(made: Plan, outputs: Outputs, state: TrainState, display: Display) -
     found = summary.write(made.spec, outputs.metrics, outputs.summary)
     for phase in found["phases"]:
         display.message(_summed_up(phase))
-    display.message(f"trained model in {outputs.export}, curves in {outputs.curves}")
+    beside = f", its adapter in {outputs.export.with_name(ADAPTER)}" if isinstance(made.finetune, LoraPlan) else ""
+    display.message(f"trained model in {outputs.export}{beside}, curves in {outputs.curves}")
 
 
 def _summed_up(phase: Mapping[str, Any]) -> str:

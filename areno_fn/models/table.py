@@ -113,6 +113,11 @@ def channels(leaf: str, place: str, columns: str, *parts: str, when: str = "") -
 
 def experts(leaf: str, place: str, columns: str, *parts: str, packed: str, when: str = "") -> Row:
     """The matrices of all experts, stacked: one tensor per expert in the file, or one tensor `packed`."""
+    for name, _ in _parts(parts):
+        if "{e}" not in name:
+            raise LayoutError(
+                f"the row of {leaf!r} is of experts, so the name {name!r} needs an {{e}} for their number"
+            )
     return Row(leaf, place, columns, _parts(parts), when, experts="experts", packed=packed)
 
 
@@ -124,12 +129,20 @@ def packed(leaf: str, place: str, columns: str, part: str, *, when: str = "") ->
 
 def dealt(file: str, blocks: str, columns: str, *parts: str, when: str = "") -> Dealt:
     """A `Dealt` as a line of a table; a part is written "name rows"."""
-    return Dealt(file, blocks, columns, tuple((name, rows) for name, rows in (part.split() for part in parts)), when)
+    return Dealt(file, blocks, columns, tuple(map(_pair, parts)), when)
 
 
 def _parts(parts: Iterable[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    pairs = (part.split() for part in parts)
-    return tuple((name, tuple(rows.split("+"))) for name, rows in pairs)
+    return tuple((name, tuple(rows.split("+"))) for name, rows in map(_pair, parts))
+
+
+def _pair(part: str) -> tuple[str, str]:
+    words = part.split()
+    if len(words) != 2:
+        raise LayoutError(
+            f"a part of a row is a tensor's name and its rows, such as 'norm.weight hidden', not {part!r}"
+        )
+    return words[0], words[1]
 
 
 def _sized(sizes: Mapping[str, Size | int]) -> dict[str, Size]:

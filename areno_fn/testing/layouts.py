@@ -48,6 +48,8 @@ def layout_agrees(iso: Iso, reference: Plain, *, file: Specs | None = None, left
         made = reference(dict(tensors))
     except AssertionError as error:
         raise AssertionError(f"the reference refuses what the layout takes: {error or 'it says no more'}") from error
+    except KeyError as error:
+        raise AssertionError(f"the reference reads {error}, which the layout does not claim") from error
     expected = _require_leaves(made)
     _require_placed(leaves, expected, numbering, "the leaves")
 

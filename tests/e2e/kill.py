@@ -8,6 +8,7 @@ Of every four moments one lies in the middle of writing a checkpoint, and one is
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import random
 import signal
@@ -133,4 +134,8 @@ def main(count: int, seed: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 20, int(sys.argv[2]) if len(sys.argv) > 2 else 0))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("count", nargs="?", type=int, default=20, help="moments; each takes some 10 seconds")
+    parser.add_argument("seed", nargs="?", type=int, default=0)
+    options = parser.parse_args()
+    sys.exit(main(options.count, options.seed))

@@ -9,6 +9,7 @@ memory that it took; exit 1 when a case is wrong. `N SEED CASE` with N = 1 repea
 
 from __future__ import annotations
 
+import argparse
 import collections
 import random
 import signal
@@ -82,5 +83,11 @@ def _memory(field: str) -> int:
 
 
 if __name__ == "__main__":
-    numbers = [int(argument) for argument in sys.argv[1:]]
-    sys.exit(main(*(numbers + [10_000, 0, 0][len(numbers) :])))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("count", nargs="?", type=int, default=10_000)
+    parser.add_argument("seed", nargs="?", type=int, default=0)
+    parser.add_argument(
+        "first", nargs="?", type=int, default=0, help="the first case; a case has one or several mutations"
+    )
+    options = parser.parse_args()
+    sys.exit(main(options.count, options.seed, options.first))

@@ -8,6 +8,7 @@ logit came back. Exit code 1 when something did not.
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import sys
@@ -207,4 +208,9 @@ def main(families: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("family", nargs="*", help=f"of {', '.join(FAMILY_LAYOUTS)}; all when none is named")
+    named = parser.parse_args().family
+    if strangers := sorted(set(named) - set(FAMILY_LAYOUTS)):
+        parser.error(f"there is no family {', '.join(strangers)}; the families are {', '.join(FAMILY_LAYOUTS)}")
+    sys.exit(main(named))

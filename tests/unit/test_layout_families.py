@@ -16,7 +16,7 @@ from areno_fn.contracts.layout import Iso, TensorSpec
 from areno_fn.contracts.placement import Fused, Replicated, Split, Vocabulary, grouped, place, rank_name
 from areno_fn.models import FAMILIES
 from areno_fn.models.layouts import FAMILY_LAYOUTS, LAYOUTS, TokenLayout, layout_of
-from areno_fn.models.table import HEAD, Section, Table, prefix, row, word
+from areno_fn.models.table import HEAD, Section, Table, experts, prefix, row, word
 from areno_fn.testing.checkpoints import state_dict
 from areno_fn.testing.plain_files import write_folder
 
@@ -412,6 +412,14 @@ def test_a_row_with_a_tensor_twice_or_a_size_that_is_none_is_refused() -> None:
     unknown = Section("", "", (row("x", "column", "width", "a size"),), {"size": 2})
     with pytest.raises(LayoutError, match="a row names the size 'width', but the sizes are 'size'"):
         unknown.layout(())
+
+
+def test_a_part_of_a_row_without_rows_and_experts_without_a_number_are_refused() -> None:
+    words = "a part of a row is a tensor's name and its rows, such as 'norm.weight hidden', not 'norm.weight'"
+    with pytest.raises(LayoutError, match=words):
+        row("norm", "", "", "norm.weight")
+    with pytest.raises(LayoutError, match="the row of 'up' is of experts, so the name 'up.weight' needs an {e}"):
+        experts("up", "column", "size", "up.weight size", packed="up")
 
 
 def test_a_word_is_one_between_dots_and_the_first_choice_without_one() -> None:

@@ -355,3 +355,8 @@ def test_a_family_that_is_not_there_is_refused_by_name() -> None:
 
     with pytest.raises(ModelError, match="there is no family 'gpt2'; those with a layout are llama, "):
         draw()
+
+
+def test_a_reference_that_reads_what_is_not_claimed_is_named() -> None:
+    with pytest.raises(AssertionError, match="the reference reads 'c', which the layout does not claim"):
+        laws.layout_agrees(identity({"a": A}), lambda tensors: {"a": tensors["c"]})

@@ -13,7 +13,10 @@ from e2e import tiny
 
 import areno_fn as af
 from areno_fn.contracts.errors import DataError, ModelError, RewardError, SpecError
-from areno_fn.contracts.spec import AdamWSpec, RunSpec
+from areno_fn.contracts.key import Key
+from areno_fn.contracts.spec import AdamWSpec, RunSpec, ScratchModel
+from areno_fn.engine.model import from_scratch
+from areno_fn.world import tokenizer_export
 
 
 def spec(table: dict[str, Any]) -> RunSpec:
@@ -101,3 +104,19 @@ def test_planning_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     af.plan(spec(tomllib.loads(tiny.SPEC)))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_bytes_do_not_take_the_place_of_a_tokenizer(tmp_path: Path) -> None:
+    table = tomllib.loads(tiny.SPEC)
+    model = from_scratch(msgspec.convert(table["model"], ScratchModel))
+    folder = af.save_hf(tmp_path / "model", model.load(Key.of(0), torch.device("cpu")), model)
+    table |= {"model": {"kind": "hf", "path": str(folder)}, "tokenizer": {"kind": "byte"}}
+    assert af.plan(spec(table)).tokenizer.vocab_size == 259
+    tokenizer_export.export(folder)
+    assert af.plan(spec(table)).tokenizer.vocab_size == 259
+    written = (folder / "tokenizer.json").read_text()
+    (folder / "tokenizer.json").write_text(written.replace('"1": 49', '"1": 50').replace('"2": 50', '"2": 49', 1))
+    with pytest.raises(
+        SpecError, match="tokenizer: kind 'byte' would take the place of the tokenizer in .*model; leave"
+    ):
+        af.plan(spec(table))

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from areno_fn.contracts.errors import SpecError
-from areno_fn.contracts.spec import AdamWSpec, RunSpec, ScratchModel
+from areno_fn.contracts.spec import AdamWSpec, HFModel, RunSpec, ScratchModel
 from areno_fn.engine import specfile
 
 PLAIN = "; a specification holds text, finite numbers, booleans, lists and tables with text keys"
@@ -83,7 +83,7 @@ def test_a_good_file_is_read_with_its_defaults(base: Path) -> None:
             "{kind: sft}",
             "{kind: sft, samples: 2}",
             "phases.sft.algorithm has no field 'samples'; "
-            "other kinds of algorithm have it",
+            "other kinds of algorithm have it, so set its kind first",
         ),
         ("path: models/tiny", "dtype: source", "model lacks 'path', which must be text"),
         (
@@ -350,7 +350,7 @@ def test_later_overrides_win(base: Path) -> None:
         ("phases.sft.rewards.a.weight=1", "phases.sft.rewards has no item 'a'; it is empty"),
         (
             "phases.sft.algorithm.sampling.top_k=1",
-            "phases.sft.algorithm has no field 'sampling'; other kinds of algorithm have it",
+            "phases.sft.algorithm has no field 'sampling'; other kinds of algorithm have it, so set its kind first",
         ),
         ("seed=abc", "seed must be an integer of at least 0, received the text 'abc'"),
         ("seed=-1", "seed must be an integer of at least 0, received the number -1"),
@@ -479,3 +479,8 @@ def test_a_difference_inside_a_phase_goes_by_its_name() -> None:
     assert (
         specfile.first_difference(one, other) == "phases.grpo.optimizers.actor.lr: the number 1e-06 and the number 0.5"
     )
+
+
+def test_a_table_of_another_kind_keeps_what_this_kind_has(base: Path) -> None:
+    overrides = ["model.kind=scratch", "model.family=llama", "model.kind=hf", "model.path=models/other"]
+    assert specfile.read(base, overrides).model == HFModel(path="models/other")

@@ -50,6 +50,8 @@ def _set(node: Any, info: Type, address: str, text: str, path: Path, where: str)
     inner = child(info, node, key)
     if not rest:
         node[key] = _value(text, inner)
+        if key == "kind" and isinstance(node, dict):
+            _drop_strangers(node, info)
         return (*path, key)
     if isinstance(node, dict):
         _fill(node, info, inner, shown)
@@ -71,6 +73,13 @@ def _fill(node: dict[str, Any], info: Type, inner: Type, key: str) -> None:
         start = default(info, node, key)
         lists = isinstance(inner, inspect.ListType)
         node[key] = start if start is not NODEFAULT and start is not None else [] if lists else {}
+
+
+def _drop_strangers(node: dict[str, Any], info: Type) -> None:
+    """A table that has become of another kind keeps the settings that this kind has too."""
+    known = fields(info, node)
+    for name in [name for name in node if known and name != "kind" and name not in known]:
+        del node[name]
 
 
 def _field(node: dict[str, Any], info: Type, address: str, where: str) -> tuple[str, str, str]:

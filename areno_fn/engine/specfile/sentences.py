@@ -70,7 +70,7 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 def _home(where: str, name: str) -> str:
     words = [word for word in where.split(".") if not word.isdigit()]
     if words and words[-1] in {place.split(".")[-1] for place in homes(name)}:
-        return f"other kinds of {words[-1]} have it"
+        return f"other kinds of {words[-1]} have it, so set its kind first"
     places = sorted({f"under {place}" if place else "at the top level" for place in homes(name)})
     return f"a field of that name stands {' or '.join(places)}" if 0 < len(places) <= 3 else ""
 
