@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Iterator
 from typing import Any
 
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.execution import Acquisition, Feedback
-from areno_fn.contracts.spec import COLDEST, GRPO, Lora, Phase, RunSpec, Sampling
+from areno_fn.contracts.optim import groups_of
+from areno_fn.contracts.spec import COLDEST, GRPO, Lora, OptimizerSpec, Phase, RunSpec, Sampling, SGDSpec
 from areno_fn.engine.specfile.types import Path, locate, plain_copy
 
+_KINDS = tuple(str(kind.__struct_config__.tag) for kind in typing.get_args(OptimizerSpec))
 _FLOAT32_MAX = 3.4028234663852886e38
 
 
@@ -94,6 +97,15 @@ def _optimizers(phase: Phase, where: str) -> Iterator[str]:
             f"{where}.optimizers: there must be exactly one for each trained role ({', '.join(needed)}), "
             f"received {', '.join(given) or 'none'}"
         )
+    for optimizer in phase.optimizers:
+        at = f"{where}.optimizers.{optimizer.role}"
+        if isinstance(optimizer, SGDSpec) and optimizer.nesterov and not optimizer.momentum:
+            yield f"{at}.nesterov: there is no momentum to look ahead along; set momentum above 0, or nesterov to false"
+        names = [group.name for group in groups_of(optimizer)]
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            yield f"{at}.groups: two groups are named {name!r}; names must differ"
+        for name in sorted(set(names) & set(_KINDS)):
+            yield f"{at}.groups: {name!r} is what an optimizer calls the parameters of no group; name the group differently"
 
 
 def _grpo(phase: Phase, algorithm: GRPO, where: str) -> Iterator[str]:

@@ -13,10 +13,12 @@ from msgspec.structs import asdict
 from areno_fn import tree
 from areno_fn.contracts.errors import CheckpointError
 from areno_fn.contracts.identity import RunIdentity, digest, way_out
+from areno_fn.contracts.optim import Transform
 from areno_fn.contracts.spec import FullFinetune, Phase, RunSpec
 from areno_fn.engine.model import ModelPlan
 from areno_fn.engine.phases import PhasePlan
 from areno_fn.steps.joins import Stage, stage_name
+from areno_fn.steps.optimizers.build import Pair
 
 _UNSAID = {
     "family": "the model's family",
@@ -24,7 +26,7 @@ _UNSAID = {
     "phases": "a loss of one's own, or the end tokens",
     "data": "the rows of the data",
     "parameters": "the shapes or dtypes of the parameters, or which are trained",
-    "optimizers": "the optimizers",
+    "optimizers": "the optimizers, or one of one's own",
     "seed": "the seed",
 }
 """What an identity's field stands for, where no field of the specification shows the change."""
@@ -36,6 +38,7 @@ def identity_of(
     phases: Sequence[PhasePlan],
     losses: Mapping[str, Stage],
     stop: Sequence[int] = (),
+    movers: Mapping[str, Transform | Pair] | None = None,
 ) -> RunIdentity:
     """What a saved state must agree with to continue this run.
 
@@ -45,6 +48,7 @@ def identity_of(
     Args:
         losses: by phase name, a loss that replaces the algorithm's own.
         stop: tokens that end a completion.
+        movers: by phase name, what replaces its optimizers.
     """
     named = {name: stage_name(loss) for name, loss in losses.items()}
     return RunIdentity(
@@ -53,7 +57,7 @@ def identity_of(
         phases=digest([_settings(spec, "phases", _tied(spec)), named, list(stop)]),
         data=digest([_data(phase) for phase in phases]),
         parameters=digest([*_leaves(model), *([] if spec.finetune == FullFinetune() else [spec.finetune])]),
-        optimizers=digest(_settings(spec, "optimizers", _tied(spec))),
+        optimizers=digest(_optimizers(spec, movers or {})),
         seed=spec.seed,
     )
 
@@ -109,6 +113,15 @@ def _settings(spec: RunSpec, field: str, tied: bool) -> Any:
     return msgspec.to_builtins(parts)
 
 
+def _optimizers(spec: RunSpec, movers: Mapping[str, Transform | Pair]) -> Any:
+    """The settings of the optimizers, and the name of every one that replaces them."""
+    said = _settings(spec, "optimizers", _tied(spec))
+    own = {
+        name: stage_name(mover.update if isinstance(mover, Transform) else mover[1]) for name, mover in movers.items()
+    }
+    return [said, own] if own else said
+
+
 def _phase(phase: Phase, *, long: bool) -> dict[str, Any]:
     kept = asdict(phase)
     for name in ("data", "optimizers", *(() if long else ("steps", "epochs"))):
@@ -151,7 +164,7 @@ def _leaves(model: ModelPlan) -> list[tuple[str, list[int], str]]:
 def _data(phase: PhasePlan) -> str:
     """A digest of what is trained on: tokens for a data set; prompts and rows, which rewards read, for generation."""
     found = hashlib.sha256()
-    for example in phase.examples:
+    for example in phase.documents:
         found.update(b"%d " % len(example.tokens) + array("q", example.tokens).tobytes() + bytes(example.trained))
     for prompt, row in zip(phase.prompts or (), phase.rows, strict=False):
         found.update(repr((prompt, sorted(row.items()))).encode())

@@ -6,6 +6,7 @@ Order: types, composition, device, model configuration and checkpoint headers, t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import attrs
 import torch
@@ -13,6 +14,7 @@ import torch
 from areno_fn.contracts.batch import Rollout
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.identity import RunIdentity
+from areno_fn.contracts.optim import Transform
 from areno_fn.contracts.roles import RoleLayout
 from areno_fn.contracts.spec import ByteTokenizer, Evaluation, HFModel, HFTokenizer, RunSpec
 from areno_fn.engine.composition import check_composition
@@ -20,10 +22,12 @@ from areno_fn.engine.evaluate import TOTAL, EvaluationPlan
 from areno_fn.engine.finetune import FinetunePlan, plan_finetune
 from areno_fn.engine.identity import identity_of
 from areno_fn.engine.model import ModelPlan, plan_model
+from areno_fn.engine.optimizers import trained
 from areno_fn.engine.phases import PhasePlan, plan_phase
 from areno_fn.engine.place import at
 from areno_fn.engine.specfile import check
 from areno_fn.steps.joins import Stage
+from areno_fn.steps.optimizers.build import Pair
 from areno_fn.steps.token.rollout import sampler
 from areno_fn.world import tokenizer as tokenizers
 from areno_fn.world.data import read_all
@@ -61,28 +65,46 @@ class Plan:
     identity: RunIdentity
 
 
-def plan(spec: RunSpec, losses: Mapping[str, Stage] | None = None) -> Plan:
+def plan(
+    spec: RunSpec,
+    losses: Mapping[str, Stage] | None = None,
+    optimizers: Mapping[str, Transform | Pair] | None = None,
+) -> Plan:
     """Makes a plan, or refuses in one sentence per problem.
 
     Args:
         spec: what to do.
         losses: by phase name, a stage that takes the place of the algorithm's own loss: `Actions -> Sums` in a
             GRPO phase, `Scores -> Sums` in an SFT phase.
+        optimizers: by phase name, a `Transform` or a pair `(init, update)` that takes the place of all that the phase's
+            `optimizers` say; its updates are added to the parameters.
 
     Raises:
         ArenoError: the specification cannot be carried out; nothing has been changed.
     """
-    spec, losses = check(spec), losses or {}
+    spec, losses, optimizers = check(spec), losses or {}, optimizers or {}
     check_composition(spec)
-    _check_losses(spec, losses)
+    _check_phases(spec, "losses", losses)
+    _check_phases(spec, "optimizers", optimizers)
     device = _device(spec)
     with at("model"):
         model = plan_model(spec)
     finetune = plan_finetune(spec, model)
     tokenizer = _tokenizer(spec, model)
     stop = tuple(token for token in tokenizer.eos_ids if token < model.policy.vocab_size)
+    moved = trained(finetune)
     phases = tuple(
-        plan_phase(phase, model.policy, tokenizer, stop, losses.get(phase.name), finetune.view) for phase in spec.phases
+        plan_phase(
+            phase,
+            model.policy,
+            tokenizer,
+            stop,
+            moved,
+            losses.get(phase.name),
+            finetune.view,
+            optimizers.get(phase.name),
+        )
+        for phase in spec.phases
     )
     evaluation = None if spec.evaluation is None else _evaluation(spec.evaluation, model, tokenizer)
     return Plan(
@@ -95,15 +117,15 @@ def plan(spec: RunSpec, losses: Mapping[str, Stage] | None = None) -> Plan:
         evaluation=evaluation,
         rollout=sampler(model.policy, stop),
         roles=finetune.roles,
-        identity=identity_of(spec, model, phases, losses, stop),
+        identity=identity_of(spec, model, phases, losses, stop, optimizers),
     )
 
 
-def _check_losses(spec: RunSpec, losses: Mapping[str, Stage]) -> None:
+def _check_phases(spec: RunSpec, what: str, given: Mapping[str, Any]) -> None:
     names = [phase.name for phase in spec.phases]
-    for name in losses:
+    for name in given:
         if name not in names:
-            raise SpecError(f"losses: there is no phase {name!r}; the phases are {', '.join(names)}")
+            raise SpecError(f"{what}: there is no phase {name!r}; the phases are {', '.join(names)}")
 
 
 def _device(spec: RunSpec) -> torch.device:

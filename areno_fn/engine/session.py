@@ -17,6 +17,7 @@ from areno_fn.ckpt.hf import Progress
 from areno_fn.ckpt.resume import latest, save_state
 from areno_fn.contracts.errors import DivergenceError, RewardError, SpecError
 from areno_fn.contracts.identity import ACCEPTABLE, check_accepted
+from areno_fn.contracts.optim import Transform
 from areno_fn.contracts.record import donate
 from areno_fn.contracts.spec import RunSpec
 from areno_fn.contracts.state import TrainState
@@ -29,6 +30,7 @@ from areno_fn.engine.recorder import open_recorder
 from areno_fn.engine.specfile import read, write
 from areno_fn.engine.start import initial_state, require_same_run, resumed_state
 from areno_fn.steps.joins import Stage
+from areno_fn.steps.optimizers.build import Pair
 from areno_fn.world.display import Display, open_display
 
 STOPPED = 130
@@ -41,6 +43,7 @@ def run(
     resume: bool = False,
     overwrite: bool = False,
     losses: Mapping[str, Stage] | None = None,
+    optimizers: Mapping[str, Transform | Pair] | None = None,
     accept: Sequence[str] = (),
 ) -> int:
     """Carries out a specification.
@@ -50,6 +53,7 @@ def run(
         resume: continue the run in its output folder; a folder without a checkpoint starts afresh.
         overwrite: delete a run in the output folder first.
         losses: by phase name, a loss of your own, as for `areno_fn.engine.plan.plan`.
+        optimizers: by phase name, a `Transform` or a pair `(init, update)` of your own, as for the same.
         accept: in what a continued run may differ from the one that was started, by fields of its identity; what each
             means is in `areno_fn.contracts.identity.ACCEPTABLE`.
 
@@ -58,7 +62,7 @@ def run(
     """
     _check_accept(accept, resume)
     inspect(spec.out, resume=resume, overwrite=overwrite)
-    made = plan(spec, losses)
+    made = plan(spec, losses, optimizers)
     with prepare(spec.out, resume=resume, overwrite=overwrite) as outputs, closing(open_display()) as display:
         state = _train(made, outputs, display, resume, accept)
         if state.cursor.phase < len(made.phases):

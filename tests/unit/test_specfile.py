@@ -96,7 +96,7 @@ def test_a_good_file_is_read_with_its_defaults(base: Path) -> None:
         (
             "{kind: adamw,",
             "{kind: adam,",
-            "phases.sft.optimizers.actor.kind must be 'adamw', received the text 'adam'",
+            "phases.sft.optimizers.actor.kind must be 'adamw', 'adamw8bit', 'sgd' or 'muon', received the text 'adam'",
         ),
         (
             "algorithm: {kind: sft}",
@@ -479,3 +479,12 @@ def test_a_difference_inside_a_phase_goes_by_its_name() -> None:
     assert (
         specfile.first_difference(one, other) == "phases.grpo.optimizers.actor.lr: the number 1e-06 and the number 0.5"
     )
+
+
+@pytest.mark.parametrize("text", ["\x85", "a\u2028b", "\u2029 x"])
+def test_line_breaks_of_unicode_survive_yaml(tmp_path: Path, text: str) -> None:
+    data = {"kind": "jsonl", "path": text, "columns": {"prompt": text}}
+    plain = {"model": {"kind": "hf", "path": "m"}, "phases": [{"name": "a", "algorithm": {"kind": "sft"}, "data": [data]}]}
+    spec = msgspec.convert(plain, RunSpec)
+    specfile.write(spec, tmp_path / "s.yaml")
+    assert specfile.read(tmp_path / "s.yaml") == spec

@@ -67,7 +67,9 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def _home(name: str) -> str:
-    places = sorted({f"under {place}" if place else "at the top level" for place in homes(name)})
+    found = homes(name)
+    outermost = {place for place in found if not any(other and place.startswith(f"{other}.") for other in found)}
+    places = sorted({f"under {place}" if place else "at the top level" for place in outermost})
     return f"a field of that name stands {' or '.join(places)}" if 0 < len(places) <= 3 else ""
 
 

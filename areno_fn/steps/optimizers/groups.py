@@ -10,7 +10,7 @@ import torch
 
 from areno_fn import tree
 from areno_fn.contracts.errors import SpecError
-from areno_fn.contracts.optim import Optimizer, OptimizerGroup, OptimizerLayout, Transform
+from areno_fn.contracts.optim import Optimizer, OptimizerGroup, OptimizerLayout, Transform, groups_of
 from areno_fn.contracts.spec import (
     AdamW8bitSpec,
     AdamWSpec,
@@ -78,7 +78,7 @@ def labels_of(spec: OptimizerSpec, placements: Placements | None = None) -> Labe
 
     With Muon, a hidden matrix without a group is "muon" and everything else "adamw".
     """
-    groups = _groups(spec)
+    groups = groups_of(spec)
     is_hidden = hidden(placements)
 
     def label(path: str, leaf: torch.Tensor) -> str:
@@ -129,7 +129,7 @@ def kind_of(spec: OptimizerSpec) -> str:
 
 def _require_groups(spec: OptimizerSpec, named: list[tuple[str, Any]], placements: Placements | None) -> None:
     is_hidden = hidden(placements)
-    for group in _groups(spec):
+    for group in groups_of(spec):
         for pattern in group.paths:
             if not any(fnmatch.fnmatchcase(path, pattern) for path, _ in named):
                 raise SpecError(
@@ -143,10 +143,6 @@ def _require_groups(spec: OptimizerSpec, named: list[tuple[str, Any]], placement
                     f"{spec.role}: the group {group.name!r} gives {path} to Muon, which moves hidden matrices alone; "
                     f"put the group under `adamw`"
                 )
-
-
-def _groups(spec: OptimizerSpec) -> list[Group]:
-    return [*spec.groups, *spec.adamw.groups] if isinstance(spec, MuonSpec) else spec.groups
 
 
 def _claims(groups: Sequence[Group], path: str) -> list[str]:
