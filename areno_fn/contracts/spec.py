@@ -252,23 +252,45 @@ class SFT(Spec, frozen=True, kw_only=True, tag="sft", tag_field="kind"):
     aggregation: Aggregation = "token_mean"
 
 
-class GRPO(Spec, frozen=True, kw_only=True, tag="grpo", tag_field="kind"):
-    """Group relative policy optimization. `kl_coef` > 0 keeps a frozen snapshot of the phase's start as reference."""
+class Sampled(Spec, frozen=True, kw_only=True):
+    """What the algorithms have in common that learn from groups of samples and rewards.
+
+    `kl_coef` > 0 keeps a frozen snapshot of the phase's start as reference.
+    """
 
     execution: ClassVar[ExecutionContract] = GENERATION_REWARD
     roles: ClassVar[tuple[str, ...]] = ("actor",)
 
     samples: Positive = 8
     sampling: Sampling = field(default_factory=Sampling)
-    clip_low: Annotated[float, Meta(gt=0, lt=1)] = 0.2
-    clip_high: Annotated[float, Meta(gt=0)] = 0.2
     kl_coef: Rate = 0.0
+    kl_in: Literal["loss", "reward"] = "loss"
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    baseline: Literal["group", "leave_one_out", "batch"] = "group"
     scale: Literal["group", "batch", "none"] = "group"
-    aggregation: Aggregation = "token_mean"
     mask_truncated: bool = False
     minibatches: Positive = 1
     epochs: Positive = 1
+
+
+class GRPO(Sampled, frozen=True, kw_only=True, tag="grpo", tag_field="kind"):
+    """Group relative policy optimization.
+
+    `baseline = "leave_one_out"` with `scale = "none"` is RLOO; both "batch", with `kl_in = "reward"`, is REINFORCE++.
+    """
+
+    clip_low: Annotated[float, Meta(gt=0, lt=1)] = 0.2
+    clip_high: Annotated[float, Meta(gt=0)] = 0.2
+    dual_clip: Rate = 0.0
+    importance_cap: Rate = 0.0
+    aggregation: Aggregation = "token_mean"
+
+
+class GSPO(Sampled, frozen=True, kw_only=True, tag="gspo", tag_field="kind"):
+    """Group sequence policy optimization: one ratio and one term a completion."""
+
+    clip_low: Annotated[float, Meta(gt=0, lt=1)] = 3e-4
+    clip_high: Annotated[float, Meta(gt=0)] = 4e-4
 
 
 PreferenceLoss = Literal["sigmoid", "ipo", "hinge"]
@@ -285,7 +307,7 @@ class DPO(Spec, frozen=True, kw_only=True, tag="dpo", tag_field="kind"):
     label_smoothing: Annotated[float, Meta(ge=0, lt=0.5)] = 0.0
 
 
-AlgorithmSpec = SFT | DPO | GRPO
+AlgorithmSpec = SFT | DPO | GRPO | GSPO
 
 
 # ---------------------------------------------------------------------------------------- the run

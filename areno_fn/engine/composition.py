@@ -9,7 +9,7 @@ from typing import Any
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.execution import Acquisition, Feedback
 from areno_fn.contracts.optim import groups_of
-from areno_fn.contracts.spec import COLDEST, GRPO, Lora, OptimizerSpec, Phase, RunSpec, Sampling, SGDSpec
+from areno_fn.contracts.spec import COLDEST, DPO, GRPO, Lora, OptimizerSpec, Phase, RunSpec, Sampled, Sampling, SGDSpec
 from areno_fn.engine.specfile.types import Path, locate, plain_copy
 
 _KINDS = tuple(str(kind.__struct_config__.tag) for kind in typing.get_args(OptimizerSpec))
@@ -86,8 +86,12 @@ def _phase(spec: RunSpec, phase: Phase) -> Iterator[str]:
     if not phase.data:
         yield f"{where}.data: a phase needs at least one data source"
     yield from _optimizers(phase, where)
-    if isinstance(phase.algorithm, GRPO):
-        yield from _grpo(phase, phase.algorithm, where)
+    if isinstance(phase.algorithm, DPO) and phase.algorithm.label_smoothing and phase.algorithm.loss != "sigmoid":
+        yield f"{where}.algorithm.label_smoothing: it belongs to the loss 'sigmoid'; remove it, or `loss`"
+    if isinstance(phase.algorithm, GRPO) and 0 < phase.algorithm.dual_clip <= 1:
+        yield f"{where}.algorithm.dual_clip: {phase.algorithm.dual_clip} is not above 1; use a number above 1, or 0 for no bound"
+    if isinstance(phase.algorithm, Sampled):
+        yield from _sampled(phase, phase.algorithm, where)
 
 
 def _optimizers(phase: Phase, where: str) -> Iterator[str]:
@@ -108,11 +112,15 @@ def _optimizers(phase: Phase, where: str) -> Iterator[str]:
             yield f"{at}.groups: {name!r} is what an optimizer calls the parameters of no group; name the group differently"
 
 
-def _grpo(phase: Phase, algorithm: GRPO, where: str) -> Iterator[str]:
+def _sampled(phase: Phase, algorithm: Sampled, where: str) -> Iterator[str]:
     if algorithm.sampling.temperature == 0:
         yield f"{where}.algorithm.sampling.temperature: 0 is greedy decoding, which explores nothing; use a temperature above 0"
     yield from _cold(algorithm.sampling, f"{where}.algorithm.sampling")
-    if algorithm.samples == 1 and algorithm.scale == "group":
+    if algorithm.kl_in == "reward" and not algorithm.kl_coef:
+        yield f"{where}.algorithm.kl_in: without kl_coef there is no KL to take from the reward; give kl_coef, or remove this"
+    if algorithm.samples == 1 and algorithm.baseline == "leave_one_out":
+        yield f"{where}.algorithm.samples: a group of 1 has no others to be compared with; use at least 2"
+    elif algorithm.samples == 1 and algorithm.scale == "group":
         yield f"{where}.algorithm.samples: a group of 1 has no spread, so every advantage would be 0; use at least 2"
     if algorithm.sampling.max_tokens >= phase.batch.max_length:
         yield (

@@ -12,7 +12,7 @@ from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.execution import Acquisition
 from areno_fn.contracts.optim import Transform
 from areno_fn.contracts.policy import TokenPolicy
-from areno_fn.contracts.spec import DPO, GRPO, Phase
+from areno_fn.contracts.spec import DPO, Phase, Sampled
 from areno_fn.engine.optimizers import Trained, plan_optimizer
 from areno_fn.engine.place import at
 from areno_fn.steps import recipes
@@ -131,7 +131,7 @@ def plan_phase(
 
 def _check_smallest_batch(spec: Phase, size: int, where: str) -> None:
     """The last batch of an epoch may be smaller than the others, and must still give a row to every mini-batch."""
-    if not isinstance(spec.algorithm, GRPO):
+    if not isinstance(spec.algorithm, Sampled):
         return
     rows = size % spec.batch.rows or spec.batch.rows
     if rows * spec.algorithm.samples < spec.algorithm.minibatches:
@@ -143,8 +143,8 @@ def _check_smallest_batch(spec: Phase, size: int, where: str) -> None:
 
 
 def _completion_tokens(spec: Phase) -> int:
-    return spec.algorithm.sampling.max_tokens if isinstance(spec.algorithm, GRPO) else 0
+    return spec.algorithm.sampling.max_tokens if isinstance(spec.algorithm, Sampled) else 0
 
 
 def _updates_per_step(spec: Phase) -> int:
-    return spec.algorithm.epochs * spec.algorithm.minibatches if isinstance(spec.algorithm, GRPO) else 1
+    return spec.algorithm.epochs * spec.algorithm.minibatches if isinstance(spec.algorithm, Sampled) else 1

@@ -75,7 +75,7 @@ def plan(
     Args:
         spec: what to do.
         losses: by phase name, a stage that takes the place of the algorithm's own loss: `Actions -> Sums` in a
-            GRPO phase, `Scores -> Sums` in an SFT phase.
+            GRPO or GSPO phase, `Comparisons -> Sums` in a DPO phase, `Scores -> Sums` in an SFT phase.
         optimizers: by phase name, a `Transform` or a pair `(init, update)` that takes the place of all that the phase's
             `optimizers` say; its updates are added to the parameters.
 

@@ -128,7 +128,7 @@ def _tiny_folder(folder: Path) -> Path:
     return folder / "tiny" / "export"
 
 
-@pytest.mark.parametrize("name", ["quickstart", "sft", "grpo", "lora"])
+@pytest.mark.parametrize("name", ["quickstart", "sft", "grpo", "lora", "dpo", "gspo"])
 def test_packed_specifications_agree_with_their_source(name: str) -> None:
     source, packed = ROOT / f"specs/{name}.toml", ROOT / f"specs/{name}.msgpack"
     assert af.read_spec(str(source)) == af.read_spec(str(packed)), f"run python -m areno_fn.spec pack {source}"

@@ -26,6 +26,19 @@ _OPTIMIZER = {
     "groups": "parameters with a rate and a decay of their own",
 }
 
+_SAMPLED = {
+    "samples": "completions of each prompt, the group",
+    "sampling": "how they are drawn",
+    "kl_coef": "weight of the KL to the phase's start; 0 keeps no reference",
+    "kl_in": "added to the loss of each token, or taken from the reward of a completion",
+    "kl_estimator": "of that KL",
+    "baseline": "what a reward is compared with",
+    "scale": "advantages are divided by this standard deviation",
+    "mask_truncated": "ignore completions that hit max_tokens",
+    "minibatches": "optimizer steps on one rollout",
+    "epochs": "passes over one rollout",
+}
+
 MEANINGS: dict[str, dict[str, str]] = {
     "RunSpec": {
         "version": "of this file format",
@@ -143,17 +156,17 @@ MEANINGS: dict[str, dict[str, str]] = {
         "label_smoothing": "share of pairs taken to be swapped; sigmoid only",
     },
     "GRPO": {
-        "samples": "completions of each prompt, the group",
-        "sampling": "how they are drawn",
+        **_SAMPLED,
         "clip_low": "the ratio is clipped below 1 - clip_low",
         "clip_high": "and above 1 + clip_high",
-        "kl_coef": "weight of the KL to the phase's start; 0 keeps no reference",
-        "kl_estimator": "of that KL",
-        "scale": "advantages are divided by this standard deviation",
+        "dual_clip": "most that a ratio counts for a bad completion; 0: no bound",
+        "importance_cap": "most that a token is weighted by its training over rollout probability; 0: unweighted",
         "aggregation": "how the losses of tokens become one",
-        "mask_truncated": "ignore completions that hit max_tokens",
-        "minibatches": "optimizer steps on one rollout",
-        "epochs": "passes over one rollout",
+    },
+    "GSPO": {
+        **_SAMPLED,
+        "clip_low": "the ratio of a completion is clipped below 1 - clip_low",
+        "clip_high": "and above 1 + clip_high",
     },
     "Batch": {
         "rows": "rows of data, or prompts, a step",
