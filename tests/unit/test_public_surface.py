@@ -18,7 +18,7 @@ custom_vjp donate experience group_advantages load_hf merge pack pipeline plan r
 save_hf score static train train_step tree unmerge value_and_grad
 """.split()
 TESTING = {
-    "laws": "exact_under_split gradient pure rollout_matches_training",
+    "laws": "exact_under_split gradient optimizer_matches pure rollout_matches_training",
     "strict": "strict",
     "strategies": "documents keys packed packed_tokens prompts sampling split_batches tensors trees",
 }
