@@ -81,6 +81,28 @@ class Comparisons:
 
 
 @record
+class Estimates:
+    """What a critic says of decisions, with what it said before and what came of them.
+
+    Attributes:
+        value: float32 [M], under the current parameters.
+        old: float32 [M], recorded before the update: data.
+        returns: float32 [M], data.
+        weight, segments, documents: as in `Scores`.
+    """
+
+    value: torch.Tensor
+    old: torch.Tensor
+    returns: torch.Tensor
+    weight: torch.Tensor
+    segments: torch.Tensor
+    documents: int = static()
+
+    def __check__(self) -> None:
+        require_vectors(self, "value", "old", "returns", "weight", "segments")
+
+
+@record
 class Sums:
     """What every objective returns: a numerator and a denominator, never a mean.
 
