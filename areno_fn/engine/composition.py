@@ -10,6 +10,7 @@ from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.execution import Acquisition, Feedback
 from areno_fn.contracts.optim import groups_of
 from areno_fn.contracts.spec import COLDEST, DPO, GRPO, Lora, OptimizerSpec, Phase, RunSpec, Sampled, Sampling, SGDSpec
+from areno_fn.engine.sources import source_problems
 from areno_fn.engine.specfile.types import Path, locate, plain_copy
 
 _KINDS = tuple(str(kind.__struct_config__.tag) for kind in typing.get_args(OptimizerSpec))
@@ -27,6 +28,7 @@ def check_composition(spec: RunSpec) -> None:
         *_finetune(spec),
         *(p for phase in spec.phases for p in _phase(spec, phase)),
         *_evaluation(spec),
+        *source_problems(spec),
     ]
     problems += _numbers(plain_copy(spec))
     if problems:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -168,4 +169,7 @@ def _data(phase: PhasePlan) -> str:
         found.update(b"%d " % len(example.tokens) + array("q", example.tokens).tobytes() + bytes(example.trained))
     for prompt, row in zip(phase.prompts or (), phase.rows, strict=False):
         found.update(repr((prompt, sorted(row.items()))).encode())
+    sources = [(source, len(list(own))) for source, own in groupby(getattr(row, "source", "") for row in phase.rows)]
+    if phase.mixed or any(reward.sources for reward in phase.rewards):
+        found.update(repr((phase.mixed, sources)).encode())
     return found.hexdigest()[:16]

@@ -170,7 +170,7 @@ def _generation_step(plan: Plan, phase: PhasePlan, state: TrainState) -> tuple[T
     seconds = {"time/rollout": watch.lap()}
     samples = len(texts) // len(rows)
     owners = [phase.rows[row] for row in rows for _ in range(samples)]
-    totals, parts = score(phase.rewards, owners, texts)
+    totals, parts = score(phase.rewards, owners, texts, samples)
     seconds["time/reward"] = watch.lap()
     batch = JudgedRollout(rollout=rollout, rewards=torch.tensor(totals, dtype=torch.float32, device=plan.device))
     state, metrics = phase.algorithm.step(donate(state), batch)
@@ -184,7 +184,8 @@ def _generation_step(plan: Plan, phase: PhasePlan, state: TrainState) -> tuple[T
 def _rows(phase: PhasePlan, state: TrainState) -> list[int]:
     """The rows of the next batch: a function of the run's key, the phase and the cursor."""
     key = state.key.fold("order").fold(state.cursor.phase)
-    return batch_rows(key, state.cursor.epoch, state.cursor.batch, phase.size, phase.spec.batch.rows)
+    cursor, rows = state.cursor, phase.spec.batch.rows
+    return batch_rows(key, cursor.epoch, cursor.batch, phase.size, rows, phase.mixed)
 
 
 def _advance(phase: PhasePlan, state: TrainState, *, count_epochs: bool) -> TrainState:

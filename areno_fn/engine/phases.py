@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,11 +20,12 @@ from areno_fn.steps import recipes
 from areno_fn.steps.compose import View
 from areno_fn.steps.joins import Stage
 from areno_fn.steps.optimizers.build import Pair as Given
-from areno_fn.world.data import read_all
+from areno_fn.world.data import read_all, source_names
+from areno_fn.world.data_row import Row
 from areno_fn.world.examples import encode_examples, encode_prompts
-from areno_fn.world.order import batches_per_epoch
+from areno_fn.world.order import Mixture, batches_per_epoch, mixture
 from areno_fn.world.preferences import encode_pairs
-from areno_fn.world.rewards import Reward, load_all
+from areno_fn.world.rewards import Loaded, Reward, load_all
 from areno_fn.world.tokenizer import Tokenizer
 
 
@@ -40,6 +42,7 @@ class PhasePlan:
         pairs: tokenised rows of an algorithm that compares two answers, else empty.
         prompts: tokenised prompts of a generating algorithm, else None.
         rewards: judges of the training samples, empty for feedback none.
+        mixed: how often an epoch reads each data set, where they have weights.
     """
 
     spec: Phase
@@ -49,6 +52,7 @@ class PhasePlan:
     examples: tuple[Example, ...]
     prompts: tuple[tuple[int, ...], ...] | None
     rewards: tuple[Reward, ...]
+    mixed: Mixture = ()
     pairs: tuple[Pair, ...] = ()
 
     @property
@@ -71,6 +75,7 @@ def plan_phase(
     loss: Stage | None = None,
     view: View = recipes.actor,
     mover: Transform | Given | None = None,
+    loaded: Loaded | None = None,
 ) -> PhasePlan:
     """Reads, tokenises and composes one phase.
 
@@ -79,13 +84,14 @@ def plan_phase(
         loss: a stage that takes the place of the algorithm's own.
         view: from the parameters of all roles to what the policy takes.
         mover: `(init, update)` that takes the place of the phase's optimizers.
+        loaded: what classes of rewards have been made into, shared by all phases and the evaluation.
 
     Raises:
         DataError: a row cannot be used. RewardError: a reward does not import. SpecError: lengths do not fit.
     """
     where = f"phases.{spec.name}"
     with at(f"{where}.rewards"):
-        rewards = load_all(spec.rewards)
+        rewards = load_all(spec.rewards, loaded)
     if spec.batch.max_length > policy.max_positions:
         raise SpecError(
             f"{where}.batch.max_length: {spec.batch.max_length} is beyond the model's context of {policy.max_positions} "
@@ -102,6 +108,8 @@ def plan_phase(
             examples = tuple(encode_examples(rows, tokenizer, spec.batch.max_length, spec.batch.overlong))
         else:
             prompts = encode_prompts(rows, tokenizer, spec.batch.max_length - _completion_tokens(spec))
+        used = [pair.chosen.row for pair in pairs] or [example.row for example in examples]
+        mixed = _mixture(spec, rows, used if prompts is None else range(len(rows)))
     size = len(pairs or examples) if prompts is None else len(prompts)
     _check_smallest_batch(spec, size, where)
     steps = spec.steps or spec.epochs * batches_per_epoch(size, spec.batch.rows)
@@ -126,7 +134,17 @@ def plan_phase(
         pairs=pairs,
         prompts=prompts,
         rewards=rewards,
+        mixed=mixed,
     )
+
+
+def _mixture(spec: Phase, rows: Sequence[Row], used: Sequence[int]) -> Mixture:
+    """How the data sets of a phase are mixed, from the rows of them that are used; nothing where none has a weight."""
+    weights = [source.weight for source in spec.data]
+    if not any(weights):
+        return ()
+    sizes = Counter(rows[row].source for row in used)
+    return mixture([sizes[name] for name in source_names(spec.data)], weights)
 
 
 def _check_smallest_batch(spec: Phase, size: int, where: str) -> None:

@@ -32,7 +32,7 @@ from areno_fn.steps.token.rollout import sampler
 from areno_fn.world import tokenizer as tokenizers
 from areno_fn.world.data import read_all
 from areno_fn.world.examples import encode_prompts
-from areno_fn.world.rewards import load_all
+from areno_fn.world.rewards import Loaded, load_all
 from areno_fn.world.tokenizer import Tokenizer
 
 
@@ -93,6 +93,7 @@ def plan(
     tokenizer = _tokenizer(spec, model)
     stop = tuple(token for token in tokenizer.eos_ids if token < model.policy.vocab_size)
     moved = trained(finetune)
+    loaded: Loaded = {}
     phases = tuple(
         plan_phase(
             phase,
@@ -103,10 +104,11 @@ def plan(
             losses.get(phase.name),
             finetune.view,
             optimizers.get(phase.name),
+            loaded,
         )
         for phase in spec.phases
     )
-    evaluation = None if spec.evaluation is None else _evaluation(spec.evaluation, model, tokenizer)
+    evaluation = None if spec.evaluation is None else _evaluation(spec.evaluation, model, tokenizer, loaded)
     return Plan(
         spec=spec,
         device=device,
@@ -153,7 +155,7 @@ def _tokenizer(spec: RunSpec, model: ModelPlan) -> Tokenizer:
     return tokenizer
 
 
-def _evaluation(spec: Evaluation, model: ModelPlan, tokenizer: Tokenizer) -> EvaluationPlan:
+def _evaluation(spec: Evaluation, model: ModelPlan, tokenizer: Tokenizer, loaded: Loaded) -> EvaluationPlan:
     room = model.policy.max_positions - spec.sampling.max_tokens
     if room < 1:
         raise SpecError(
@@ -161,7 +163,7 @@ def _evaluation(spec: Evaluation, model: ModelPlan, tokenizer: Tokenizer) -> Eva
             f"context of {model.policy.max_positions} positions"
         )
     with at("evaluation.rewards"):
-        rewards = load_all(spec.rewards)
+        rewards = load_all(spec.rewards, loaded)
     if len(rewards) > 1 and TOTAL in {reward.name for reward in rewards}:
         raise SpecError(
             f"evaluation.rewards: {TOTAL!r} is what the sum of several rewards is called; give that reward another `name`"

@@ -32,8 +32,11 @@ def mixture(sizes: Sequence[int], weights: Sequence[float]) -> Mixture:
         weights: above 0, of any sum.
 
     Raises:
-        DataError: a data set would fill no place.
+        DataError: a data set has no rows, or would fill no place.
     """
+    for index, size in enumerate(sizes):
+        if not size:
+            raise DataError(f"data set {index}: none of its rows is left to be read; leave the data set out")
     places, whole = sum(sizes), sum(weights)
     exact = [places * (weight / whole) for weight in weights]
     counts = [int(share) for share in exact]
