@@ -20,8 +20,7 @@ def draw(*shape: int, seed: int = 0) -> torch.Tensor:
 PARAMS = {"layers": [{"w": draw(5, 4), "norm": draw(4, seed=1)}], "scale": draw(seed=2)}
 
 
-@pytest.mark.parametrize(("beta", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
-@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize(("beta", "nesterov", "decay"), [(0.0, False, 0.1), (0.9, False, 0.0), (0.9, True, 0.1)])
 def test_sgd_equals_torch_over_100_steps(beta: float, nesterov: bool, decay: float) -> None:
     spec = SGDSpec(
         lr=0.01,
