@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import torch
 from e2e import tiny
+from typeguard import TypeCheckError
 
 import areno_fn as af
 from areno_fn import tree
@@ -201,14 +202,11 @@ def test_a_transform_of_the_library_is_a_pair_too(tmp_path: Path) -> None:
     assert [line["train/lr"] for line in tiny.lines(tmp_path / "out/metrics.jsonl")] == [0.1, 0.1]
 
 
-@pytest.mark.parametrize(
-    ("optimizers", "said"),
-    [
-        ({"sftt": sign_descent(0.1)}, "optimizers: there is no phase 'sftt'; the phases are sft"),
-        ({"sft": (3, 4)}, "a Transform or a pair (init, update) of functions, not tuple"),
-    ],
-)
-def test_what_is_no_optimizer_is_refused(optimizers: Any, said: str) -> None:
-    with pytest.raises(SpecError) as refused:
-        af.plan(spec({"kind": "adamw"}), optimizers=optimizers)
-    assert said in str(refused.value)
+def test_what_is_no_optimizer_is_refused() -> None:
+    with pytest.raises(SpecError, match="optimizers: there is no phase 'sftt'; the phases are sft"):
+        af.plan(spec({"kind": "adamw"}), optimizers={"sftt": sign_descent(0.1)})
+    # typeguard, where a run of the tests has it, sees the wrong type first
+    with pytest.raises(
+        (SpecError, TypeCheckError), match=r"a pair \(init, update\) of functions, not tuple|not callable"
+    ):
+        af.plan(spec({"kind": "adamw"}), optimizers={"sft": (3, 4)})  # type: ignore[dict-item]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fnmatch
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounter
 
 from areno_fn import tree
 from areno_fn.contracts.errors import RecordError, SpecError
@@ -23,6 +25,7 @@ from areno_fn.steps.optimizers import (
     scale_by_adam,
     scale_by_learning_rate,
 )
+from areno_fn.steps.optimizers.groups import matches
 from areno_fn.testing import laws
 
 
@@ -157,6 +160,27 @@ def test_the_label_of_two_groups_is_refused_where_no_layout_was_asked() -> None:
     groups = [Group(name=name, paths=["w"], lr=1.0, weight_decay=0.0) for name in ("a", "b")]
     with pytest.raises(SpecError, match="parameter w is in the groups 'a' and 'b'"):
         labels_of(SGDSpec(groups=groups))("w", torch.ones(1))
+
+
+@given(path=st.text("ab.", max_size=8), pattern=st.text("ab.*", max_size=6))
+def test_a_star_stands_for_anything(path: str, pattern: str) -> None:
+    assert matches(path, pattern) == fnmatch.fnmatchcase(path, pattern)
+
+
+@pytest.mark.traced
+@pytest.mark.parametrize("kind", [AdamWSpec, AdamW8bitSpec, SGDSpec, MuonSpec])
+def test_every_kind_compiles_as_one_graph_and_is_not_traced_again(kind: Any) -> None:
+    groups = [Group(name="attention", paths=["layers.*.qkv"], lr=1e-3, weight_decay=0.1)]
+    made = optimizer(kind(groups=groups), 100)
+    counter = CompileCounter()
+    apply = torch.compile(made.apply, fullgraph=True, backend=counter)
+    params = expected = tree.map(lambda leaf: leaf.bfloat16(), PARAMS)
+    state = expected_state = made.init(params)
+    for step in range(3):
+        gradient = tree.map(lambda leaf, step=step: leaf + step, expected)
+        params, state, _ = apply(gradient, state, params)
+        expected, expected_state, _ = made.apply(gradient, expected_state, expected)
+    assert counter.frame_count == 1 and tree.equal((params, state), (expected, expected_state))
 
 
 @pytest.mark.parametrize("kind", [AdamWSpec, AdamW8bitSpec, SGDSpec, MuonSpec])

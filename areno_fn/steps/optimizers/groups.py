@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -122,6 +121,19 @@ def layout(
     return made
 
 
+def matches(path: str, pattern: str) -> bool:
+    """Whether a path is what a pattern says, in which every `*` stands for any text, or none."""
+    first, *rest = pattern.split("*")
+    if not rest:
+        return path == pattern
+    *middle, last = rest
+    at = len(first) if path.startswith(first) else -1
+    for piece in middle:
+        found = path.find(piece, at) if at >= 0 else -1
+        at = found + len(piece) if found >= 0 else -1
+    return at >= 0 and len(path) - at >= len(last) and path.endswith(last)
+
+
 def kind_of(spec: OptimizerSpec) -> str:
     """What a specification file calls an optimizer."""
     return str(spec.__struct_config__.tag)
@@ -131,7 +143,7 @@ def _require_groups(spec: OptimizerSpec, named: list[tuple[str, Any]], placement
     is_hidden = hidden(placements)
     for group in groups_of(spec):
         for pattern in group.paths:
-            if not any(fnmatch.fnmatchcase(path, pattern) for path, _ in named):
+            if not any(matches(path, pattern) for path, _ in named):
                 raise SpecError(
                     f"{spec.role}: the group {group.name!r} asks for {pattern!r}, which names no parameter; "
                     f"they are {', '.join(path for path, _ in named[:3])} and so on"
@@ -146,4 +158,4 @@ def _require_groups(spec: OptimizerSpec, named: list[tuple[str, Any]], placement
 
 
 def _claims(groups: Sequence[Group], path: str) -> list[str]:
-    return [g.name for g in groups if any(fnmatch.fnmatchcase(path, pattern) for pattern in g.paths)]
+    return [g.name for g in groups if any(matches(path, pattern) for pattern in g.paths)]
