@@ -25,6 +25,7 @@ from areno_fn.engine import summary
 from areno_fn.engine.export import export
 from areno_fn.engine.loop import train
 from areno_fn.engine.outputs import Outputs, inspect, prepare
+from areno_fn.engine.place import at
 from areno_fn.engine.plan import Plan, plan
 from areno_fn.engine.recorder import open_recorder
 from areno_fn.engine.specfile import read, write
@@ -32,6 +33,7 @@ from areno_fn.engine.start import initial_state, require_same_run, resumed_state
 from areno_fn.steps.joins import Stage
 from areno_fn.steps.optimizers.build import Pair
 from areno_fn.world.display import Display, open_display
+from areno_fn.world.rewards import Reward, rehearse
 
 STOPPED = 130
 _STDERR = 2
@@ -73,7 +75,10 @@ def run(
 
 
 def describe(spec: RunSpec, *, resume: bool = False, overwrite: bool = False, accept: Sequence[str] = ()) -> str:
-    """What a run would do, after every check that `run` makes before it reads a weight. Writes nothing."""
+    """What a run would do, after every check that `run` makes before it reads a weight. Writes nothing.
+
+    Every reward is asked once, by `areno_fn.world.rewards.rehearse`.
+    """
     _check_accept(accept, resume)
     outputs = inspect(spec.out, resume=resume, overwrite=overwrite)
     made = plan(spec)
@@ -89,9 +94,18 @@ def describe(spec: RunSpec, *, resume: bool = False, overwrite: bool = False, ac
             f"  {phase.spec.name}: {kind.__struct_config__.tag} ({contract.acquisition} + {contract.feedback}), "
             f"{phase.steps} steps of {phase.spec.batch.rows} rows from {phase.size}"
         )
+        lines += _rehearsed(f"phases.{phase.spec.name}.rewards", phase.rewards, phase.rows)
     if made.evaluation is not None:
         lines.append(f"  evaluation: {len(made.evaluation.rows)} rows")
+        lines += _rehearsed("evaluation.rewards", made.evaluation.rewards, made.evaluation.rows)
     return "\n".join(lines)
+
+
+def _rehearsed(where: str, rewards: Sequence[Reward], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What rewards say of a first row of every data set; a function that cannot judge is found before any training."""
+    with at(where):
+        said = rehearse(rewards, rows)
+    return [f"    {name}: {silent:g} for no text, {right:g} for the answer" for name, (silent, right) in said.items()]
 
 
 def _train(made: Plan, outputs: Outputs, display: Display, resume: bool, accept: Sequence[str]) -> TrainState:
@@ -103,7 +117,8 @@ def _train(made: Plan, outputs: Outputs, display: Display, resume: bool, accept:
     else:
         state = _resumed(made, outputs, display, checkpoint, accept)
     _record(made.spec, outputs)
-    writer = Writer(outputs.checkpoints, made.identity, roles=made.roles, keep=made.spec.checkpoint.keep)
+    # it writes while rewards are asked, which may change the current folder for as long as they are at it
+    writer = Writer(outputs.checkpoints.absolute(), made.identity, roles=made.roles, keep=made.spec.checkpoint.keep)
 
     def store(state: TrainState) -> None:
         writer.save(state.cursor.total, state)

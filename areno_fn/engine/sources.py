@@ -44,8 +44,8 @@ def _judged(data: Sequence[DataSpec], rewards: Sequence[RewardSpec], where: str)
         for name in reward.data:
             if name not in names:
                 yield f"{where}.rewards.{place}.data: there is no data set {name!r} in {where}.data; it has {', '.join(names)}"
-    if rewards and all(reward.data for reward in rewards):
-        known = {name for reward in rewards for name in reward.data}
+    known = {name for reward in rewards for name in reward.data}
+    if rewards and all(reward.data for reward in rewards) and known <= set(names):
         for name in names:
             if name not in known:
                 yield (

@@ -36,7 +36,9 @@ def read(spec: specs.DataSpec, source: str = "") -> list[Row]:
         require_schema(named)
         rows.append(named)
     if not rows:
-        raise DataError(f"the data set {spec.path} is empty; it needs at least one row")
+        sort = "folder" if isinstance(spec, specs.HFData) else "file"
+        needed = "one JSON object a line" if isinstance(spec, specs.JsonlData) else "at least one row"
+        raise DataError(f"the data {sort} {spec.path} is empty; it needs {needed}")
     return rows
 
 

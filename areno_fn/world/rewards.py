@@ -204,6 +204,21 @@ def score(
     return totals, parts
 
 
+def rehearse(rewards: Sequence[Reward], rows: Rows) -> dict[str, tuple[float, float]]:
+    """Asks rewards once, about the first row of every data set: what an empty text is worth, and what the row's answer.
+
+    Returns:
+        By name the values for the first row that the reward judges, of no text and of its `answer` or `response`.
+
+    Raises:
+        RewardError: as `score`.
+    """
+    firsts = list({getattr(row, "source", ""): row for row in reversed(rows)}.values())[::-1]
+    texts = [text for row in firsts for text in ("", str(row.get("answer", row.get("response", ""))))]
+    _, parts = score(rewards, [row for row in firsts for _ in range(2)], texts, group=2)
+    return {name: (values[0], values[1]) for name, values in parts.items()}
+
+
 def _values(reward: Reward, batch: _Batch) -> list[float]:
     form = reward.form
     pieces = calls(form, len(batch.completions), batch.group)

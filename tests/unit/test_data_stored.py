@@ -120,7 +120,7 @@ def saved(root: Path, **state: Any) -> HFData:
         ({"_data_files": [{"filename": "../data.arrow"}]}, r"an .arrow file of that folder, received '../data.arrow'"),
         ({"_data_files": ["data.arrow"]}, r"an .arrow file of that folder, received None"),
         ({"_data_files": None}, r"state.json: '_data_files' must be a list, received NoneType"),
-        ({"_data_files": []}, r"the data set .* is empty; it needs at least one row"),
+        ({"_data_files": []}, r"the data folder .* is empty; it needs at least one row"),
         ({"_indices_files": [{"filename": "i.arrow"}]}, r"with indices beside its rows; save it after flatten_indices"),
         ({"_data_files": [{"filename": "gone.arrow"}]}, r"gone.arrow cannot be read behind its row 0"),
     ],
