@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from areno_fn import tree
 from areno_fn.contracts.optim import Optimizer, Transform
 from areno_fn.contracts.placement import Placement
 from areno_fn.contracts.spec import Phase
@@ -32,6 +33,14 @@ def trained(finetune: FinetunePlan) -> Trained:
     """The trained parameters of a run."""
     shapes = finetune.shapes()
     return Trained(params={role: shapes[role] for role in finetune.roles.trainable}, placements=finetune.placements)
+
+
+def described(phase: Phase, moved: Trained) -> str:
+    """How many parameters each group of a phase's optimizers has, in words."""
+    groups = layout(phase.optimizers, dict(moved.params), moved.placements).groups
+    sizes = {path: leaf.numel() for own in moved.params.values() for path, leaf in tree.leaves_with_path(own)}
+    shares = [f"{group.name} ({sum(sizes[path] for path in group.paths):,} parameters)" for group in groups]
+    return " and ".join(shares)
 
 
 def plan_optimizer(phase: Phase, moved: Trained, total_steps: int, given: Transform | Pair | None = None) -> Optimizer:

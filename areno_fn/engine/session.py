@@ -24,6 +24,7 @@ from areno_fn.contracts.state import TrainState
 from areno_fn.engine import summary
 from areno_fn.engine.export import export
 from areno_fn.engine.loop import train
+from areno_fn.engine.optimizers import described, trained
 from areno_fn.engine.outputs import Outputs, inspect, prepare
 from areno_fn.engine.place import at
 from areno_fn.engine.plan import Plan, plan
@@ -94,6 +95,7 @@ def describe(spec: RunSpec, *, resume: bool = False, overwrite: bool = False, ac
             f"  {phase.spec.name}: {kind.__struct_config__.tag} ({contract.acquisition} + {contract.feedback}), "
             f"{phase.steps} steps of {phase.spec.batch.rows} rows from {phase.size}"
         )
+        lines.append(f"    moved by {described(phase.spec, trained(made.finetune))}")
         lines += _rehearsed(f"phases.{phase.spec.name}.rewards", phase.rewards, phase.rows)
     if made.evaluation is not None:
         lines.append(f"  evaluation: {len(made.evaluation.rows)} rows")

@@ -48,3 +48,12 @@ def test_another_optimizer_is_another_run(tmp_path: Path) -> None:
     refused = tiny.run(written(tmp_path, KINDS["adamw8bit"]), tmp_path / "out", "--resume")
     assert refused.code == 2
     assert 'phases.sft.optimizers.0.kind was "sgd" and is now "adamw8bit"' in refused.err
+
+
+def test_a_dry_run_says_what_moves_how_much(tmp_path: Path) -> None:
+    """Embedding 259 x 32 and five norms of 32 and four of 16; qkv 64 x 32, o 32 x 32, gate_up 128 x 32 in each of two layers."""
+    done = tiny.run(written(tmp_path, KINDS["muon"]), tmp_path / "out", "--dry-run")
+    muon, adamw, down = 2 * (64 + 32 + 128) * 32, 259 * 32 + 5 * 32 + 4 * 16, 2 * 32 * 64
+    assert done.code == 0
+    for words in (f"muon ({muon:,} parameters)", f"adamw ({adamw:,} parameters)", f"mlp ({down:,} parameters)"):
+        assert words in done.out
