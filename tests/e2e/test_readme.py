@@ -6,12 +6,15 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
 import areno_fn as af
+from areno_fn.contracts.spec import RewardSpec
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
