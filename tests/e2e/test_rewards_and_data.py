@@ -180,7 +180,7 @@ def read(easy: dict[str, Any], hard: dict[str, Any] | None = None) -> dict[str, 
         ({"evaluation__data": SOURCES[:1]}, "evaluation.data.0.weight: an evaluation reads every row once"),
     ],
 )
-def test_specifications_that_cannot_be_meant(home: Path, values: dict[str, Any], said: str) -> None:
+def test_S7_specifications_that_cannot_be_meant(home: Path, values: dict[str, Any], said: str) -> None:
     usual: dict[str, Any] = {
         "phases__grpo__data": SOURCES,
         "rewards": [{"function": "areno_fn.world.rewards:exact_match"}],

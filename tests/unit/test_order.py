@@ -111,3 +111,17 @@ def test_batches_of_a_mixture_are_its_epoch_cut_up() -> None:
 
 def test_without_a_mixture_nothing_changes() -> None:
     assert epoch_order(KEY, 1, 50, ()) == epoch_order(KEY, 1, 50)
+
+
+@pytest.mark.parametrize("cuts", [[], [0], [1, 1], [4, 2], [3, 3, 3]])
+def test_D13_a_mixture_is_consumed_exactly_once_wherever_it_is_cut(cuts: list[int]) -> None:
+    mixed = mixture([6, 2], [1.0, 1.0])
+    position, read = (0, 0), []
+    for steps in [*cuts, 100]:
+        # a new process knows the position alone
+        for _ in range(steps):
+            if position == (3, 0):
+                break
+            read += batch_rows(KEY, *position, 8, 3, mixed)
+            position = next_position(*position, size=8, rows=3)
+    assert read == [row for epoch in range(3) for row in epoch_order(KEY, epoch, 8, mixed)]
