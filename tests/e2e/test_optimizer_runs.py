@@ -48,6 +48,14 @@ def test_another_optimizer_is_another_run(tmp_path: Path) -> None:
     refused = tiny.run(written(tmp_path, KINDS["adamw8bit"]), tmp_path / "out", "--resume")
     assert refused.code == 2
     assert 'phases.sft.optimizers.0.kind was "sgd" and is now "adamw8bit"' in refused.err
+    accepting = ("--resume", "--accept", "optimizers")
+    for other in (KINDS["adamw8bit"], {**KINDS["sgd"], "momentum": 0.0, "nesterov": False}):
+        refused = tiny.run(written(tmp_path, other), tmp_path / "out", *accepting)
+        assert refused.code == 2 and refused.err.startswith(
+            "error: accept: phases.sft.optimizers.actor keeps something else of past gradients than the one before; "
+        )
+    accepted = tiny.run(written(tmp_path, {**KINDS["sgd"], "lr": 0.01}), tmp_path / "out", *accepting)
+    assert (accepted.code, accepted.err) == (0, "")
 
 
 def test_a_dry_run_says_what_moves_how_much(tmp_path: Path) -> None:
