@@ -355,7 +355,10 @@ def test_later_overrides_win(base: Path) -> None:
         ("seed=abc", "seed must be an integer of at least 0, received the text 'abc'"),
         ("seed=-1", "seed must be an integer of at least 0, received the number -1"),
         ("device=gpu", "device must be 'auto', 'cpu' or 'cuda', received the text 'gpu'"),
-        ("phases.sft.algorithm.kind=ppo", "phases.sft.algorithm.kind must be 'sft', 'dpo', 'grpo' or 'gspo', received the text 'ppo'"),
+        (
+            "phases.sft.algorithm.kind=ppo",
+            "phases.sft.algorithm.kind must be 'sft', 'dpo', 'grpo' or 'gspo', received the text 'ppo'",
+        ),
         ("seed.x=1", "seed is the number 0 and has nothing inside"),
         ("model.path.x=1", "model.path is the text 'models/tiny' and has nothing inside"),
         ("seed", "an override is written address=value, for example --set phases.sft.steps=100"),
