@@ -15,7 +15,7 @@ from areno_fn import tree
 from areno_fn.contracts.errors import CheckpointError
 from areno_fn.contracts.identity import RunIdentity, digest, way_out
 from areno_fn.contracts.optim import Transform
-from areno_fn.contracts.spec import FullFinetune, Phase, RunSpec
+from areno_fn.contracts.spec import Evaluation, FullFinetune, Phase, RewardSpec, RunSpec
 from areno_fn.engine.model import ModelPlan
 from areno_fn.engine.phases import PhasePlan
 from areno_fn.steps.joins import Stage, stage_name
@@ -105,7 +105,7 @@ def _settings(spec: RunSpec, field: str, tied: bool) -> Any:
         parts = {"tokenizer": spec.tokenizer, "phases": dict(zip(names, read, strict=True))}
     elif field == "phases":
         kept = [_phase(phase, long=tied or phase is not spec.phases[-1]) for phase in spec.phases]
-        judges = spec.evaluation if any(phase.stop_at for phase in spec.phases) else None
+        judges = _judges(spec.evaluation) if any(phase.stop_at for phase in spec.phases) else None
         parts = {"phases": dict(zip(names, kept, strict=True)), "evaluation": judges, "the order of phases": names}
     elif field == "optimizers":
         parts = {"phases": {phase.name: {"optimizers": phase.optimizers} for phase in spec.phases}}
@@ -124,10 +124,20 @@ def _optimizers(spec: RunSpec, movers: Mapping[str, Transform | Pair]) -> Any:
 
 
 def _phase(phase: Phase, *, long: bool) -> dict[str, Any]:
-    kept = asdict(phase)
+    kept = asdict(phase) | {"rewards": _rewards(phase.rewards)}
     for name in ("data", "optimizers", *(() if long else ("steps", "epochs"))):
         kept.pop(name)
     return kept
+
+
+def _judges(evaluation: Evaluation | None) -> dict[str, Any] | None:
+    return None if evaluation is None else asdict(evaluation) | {"rewards": _rewards(evaluation.rewards)}
+
+
+def _rewards(rewards: Sequence[RewardSpec]) -> list[dict[str, Any]]:
+    """All but how long an answer is waited for: a run whose reward took too long goes on with more time."""
+    waits = ("timeout", "concurrency")
+    return [{name: value for name, value in asdict(reward).items() if name not in waits} for reward in rewards]
 
 
 def _tied(spec: RunSpec) -> bool:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from e2e import tiny
 
+import areno_fn as af
 from areno_fn.engine.evaluate import pad_prompts
 
 ROWS = [{"ask": f"{i}+1=", "answer": str(i + 1)} for i in range(6)]
@@ -140,6 +141,17 @@ def test_another_mixture_is_another_run(home: Path) -> None:
     assert done.code == 2
     assert "phases.grpo.data.0.weight was 1.0 and is now 3.0" in done.err
     assert start(home, "--resume", "--accept", "data", rewards=rewards, phases__grpo__data=heavier).code == 0
+
+
+def test_a_class_of_training_and_evaluation_is_made_once(home: Path) -> None:
+    (home / "class_rewards.py").write_text(
+        "class Model:\n    def __call__(self, row, completion):\n        return 1.0\n"
+    )
+    reward = {"function": "class_rewards:Model"}
+    changes = [f"phases.grpo.rewards={json.dumps([reward])}", f"evaluation.rewards={json.dumps([reward])}"]
+    plan = af.plan(af.read_spec(str(tiny.write_spec(home)), changes))
+    assert plan.evaluation is not None
+    assert plan.evaluation.rewards[0].function is plan.phases[1].rewards[0].function
 
 
 def test_a_dry_run_asks_every_reward_once(home: Path) -> None:
