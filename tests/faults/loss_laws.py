@@ -131,3 +131,42 @@ def value_values(value_clipped: Callable[..., Any]) -> None:
     assert loss == pytest.approx(0.11125, abs=1e-12) and gradient == pytest.approx([0.0, -0.2], abs=1e-12)
     loss, gradient = at((-1.0,), (0.0,), (1.0,))
     assert loss == pytest.approx(1.0, abs=1e-12) and gradient == pytest.approx([-1.0], abs=1e-12)
+
+
+def corrected_values(clipped: Callable[..., Any]) -> None:
+    """The dual clip of the table of values; importance weights e^.1, e^-.2 and 2, which is the cap."""
+
+    def at(stage: Any, logp: Any, old: Any, advantage: Any, rollout: Any = None) -> tuple[float, list[float]]:
+        ones, nowhere = torch.ones(len(logp), dtype=F64), torch.zeros(len(logp), dtype=torch.int64)
+
+        def actions(point: torch.Tensor) -> Actions:
+            return Actions(
+                logp=point,
+                weight=ones,
+                segments=nowhere,
+                entropy=ones,
+                old=t(*old),
+                advantage=t(*advantage),
+                rollout=None if rollout is None else t(*rollout),
+                documents=1,
+            )
+
+        return _derived(stage, actions, t(*logp))
+
+    loss, gradient = at(clipped(dual=3.0), (-0.5, -0.5, -1.5), (-3, -3, -1), (-1, 1, 1))
+    assert loss == pytest.approx(0.3978231, abs=5e-8)
+    assert gradient == pytest.approx([0.0, 0.0, -0.2021769], abs=5e-8)
+    loss, gradient = at(clipped(importance_cap=2.0), (-1, -1, -1), (-1, -1, -1), (1, 1, -1), (-1.1, -0.8, -3))
+    weights = [math.exp(0.1), math.exp(-0.2), 2.0]
+    assert loss == pytest.approx((-weights[0] - weights[1] + weights[2]) / 3, abs=1e-12)
+    assert gradient == pytest.approx([-weights[0] / 3, -weights[1] / 3, weights[2] / 3], abs=1e-12)
+
+
+def baseline_values(group_advantages: Callable[..., torch.Tensor]) -> None:
+    """Rewards 1, 2, 6 of one group and 0, 1 of another, against the others and against the batch."""
+    rewards, groups = t(1, 0, 2, 6, 1), torch.tensor([4, 2, 4, 4, 2])
+    found = group_advantages(rewards, groups, baseline="leave_one_out", scale="none").tolist()
+    assert found == pytest.approx([-3.0, -1.0, -1.5, 4.5, 1.0], abs=1e-6)
+    spread = math.sqrt((1 + 4 + 0 + 16 + 1) / 5)
+    found = group_advantages(rewards, groups, baseline="batch", scale="batch").tolist()
+    assert found == pytest.approx([-1 / spread, -2 / spread, 0.0, 4 / spread, -1 / spread], abs=1e-6)

@@ -125,3 +125,54 @@ def value_clipped(fault: Fault) -> Callable[..., Any]:
         return stage
 
     return build
+
+
+def corrected(fault: Fault) -> Callable[..., Any]:
+    """The clipped surrogate with a dual clip and importance weights, one decision at a time."""
+
+    def build(*, dual: float = 0.0, importance_cap: float = 0.0) -> Callable[[Actions], Sums]:
+        def stage(a: Actions) -> Sums:
+            terms = []
+            rollout = a.old if a.rollout is None else a.rollout
+            for logp, old, advantage, drawn in zip(a.logp, a.old, a.advantage, rollout, strict=True):
+                ratio = torch.exp(logp - old)
+                term = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+                if dual and (advantage < 0 or fault == "dual clip for every advantage") and fault != "dual forgotten":
+                    bound = -advantage * dual
+                    term = (
+                        torch.maximum(term, bound) if fault == "dual bounds from below" else torch.minimum(term, bound)
+                    )
+                if importance_cap:
+                    moved = logp if fault == "weight carries a gradient" else old
+                    change = drawn - old if fault == "weight inverted" else moved - drawn
+                    weight = torch.exp(change)
+                    term = term * (weight if fault == "weight not truncated" else weight.clamp(max=importance_cap))
+                terms.append(term)
+            return _sums(terms)
+
+        return stage
+
+    return build
+
+
+def baselines(fault: Fault) -> Callable[..., torch.Tensor]:
+    """Advantages against the others of a group or against the batch, by Python loops."""
+
+    def run(rewards: torch.Tensor, groups: torch.Tensor, *, baseline: str, scale: str) -> torch.Tensor:
+        r, g = rewards.tolist(), groups.tolist()
+        found = []
+        for i, reward in enumerate(r):
+            members = [k for k in range(len(r)) if baseline == "batch" or g[k] == g[i]]
+            if fault == "others of the batch":
+                members = list(range(len(r)))
+            itself = baseline == "leave_one_out" and fault != "itself included"
+            others = [k for k in members if not (itself and k == i)]
+            found.append(reward - sum(r[k] for k in others) / len(others))
+        if scale == "batch" and fault != "not scaled":
+            mean = sum(r) / len(r)
+            correction = 1 if fault == "std divides by n - 1" else 0
+            spread = (sum((x - mean) ** 2 for x in r) / (len(r) - correction)) ** 0.5
+            found = [x / spread for x in found]
+        return torch.tensor(found, dtype=rewards.dtype)
+
+    return run

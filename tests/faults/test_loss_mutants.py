@@ -9,6 +9,8 @@ import pytest
 from faults import loss_laws as laws
 from faults import loss_plain as plain
 
+from areno_fn.steps.advantages import group_advantages
+from areno_fn.steps.objectives.clipped import clipped
 from areno_fn.steps.objectives.preference import preference
 from areno_fn.steps.objectives.sequence import sequence_clipped
 from areno_fn.steps.objectives.value import value_clipped
@@ -60,6 +62,25 @@ CASES: dict[str, tuple[Law, Any, Callable[[str | None], Any], tuple[str, ...]]] 
             "gamma forgotten",
             "returns are advantages",
         ),
+    ),
+    "dual clip and importance": (
+        laws.corrected_values,
+        clipped,
+        plain.corrected,
+        (
+            "dual forgotten",
+            "dual bounds from below",
+            "dual clip for every advantage",
+            "weight inverted",
+            "weight not truncated",
+            "weight carries a gradient",
+        ),
+    ),
+    "baselines": (
+        laws.baseline_values,
+        group_advantages,
+        plain.baselines,
+        ("itself included", "others of the batch", "not scaled", "std divides by n - 1"),
     ),
     "value_clipped": (
         laws.value_values,

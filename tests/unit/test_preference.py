@@ -91,12 +91,12 @@ def test_ipo_and_hinge(loss: Any, beta: float, chosen: Any, rejected: Any, value
 
 def test_what_is_out_of_range_is_refused() -> None:
     with pytest.raises(SpecError, match="preference loss 'simpo' does not exist; choose one of sigmoid, ipo, hinge"):
-        preference(loss="simpo")  # type: ignore[arg-type]
+        preference(loss="simpo")
     with pytest.raises(SpecError, match="beta > 0, received 0"):
         preference(0)
     for loss, smoothing in (("sigmoid", 0.5), ("ipo", 0.1)):
         with pytest.raises(SpecError, match="label_smoothing from 0 to below 0.5"):
-            preference(loss=loss, label_smoothing=smoothing)  # type: ignore[arg-type]
+            preference(loss=loss, label_smoothing=smoothing)
     fields = {"logp": torch.ones(2), "weight": torch.ones(2), "segments": torch.arange(2), "entropy": torch.ones(2)}
     with pytest.raises(RecordError, match="it is data of a frozen reference"):
         preference()(Comparisons(**fields, reference=torch.ones(2, requires_grad=True), documents=2))

@@ -17,7 +17,7 @@ LOSSES: tuple[str, ...] = get_args(PreferenceLoss)
 
 
 def preference(
-    beta: float = 0.1, *, loss: PreferenceLoss = "sigmoid", label_smoothing: float = 0.0
+    beta: float = 0.1, *, loss: str = "sigmoid", label_smoothing: float = 0.0
 ) -> Callable[[Comparisons], Sums]:
     r"""The stage `Comparisons -> Sums` of a loss over pairs, one term a pair.
 
