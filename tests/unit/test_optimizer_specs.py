@@ -16,7 +16,7 @@ from typeguard import TypeCheckError
 import areno_fn as af
 from areno_fn import tree
 from areno_fn.contracts.errors import ArenoError, SpecError
-from areno_fn.contracts.spec import AdamWSpec, MuonSpec, Remainder, RunSpec
+from areno_fn.contracts.spec import AdamWSpec, Lora, MuonSpec, Remainder, RunSpec
 from areno_fn.engine import specfile
 from areno_fn.engine.start import initial_state
 from areno_fn.steps.optimizers import chain, momentum, scale_by_learning_rate
@@ -210,3 +210,17 @@ def test_what_is_no_optimizer_is_refused() -> None:
         (SpecError, TypeCheckError), match=r"a pair \(init, update\) of functions, not tuple|not callable"
     ):
         af.plan(spec({"kind": "adamw"}), optimizers={"sft": (3, 4)})  # type: ignore[dict-item]
+
+
+def test_O6_muon_moves_adapters_of_hidden_matrices_and_adamw_that_of_the_head() -> None:
+    made = spec({"kind": "muon"})
+    config = {**made.model.config, "tie_word_embeddings": False}  # type: ignore[union-attr]
+    made = msgspec.structs.replace(
+        made,
+        model=msgspec.structs.replace(made.model, config=config),
+        finetune=Lora(rank=2, targets=["q_proj", "lm_head"]),
+    )
+    plan = af.plan(made)
+    inner = plan.phases[0].algorithm.begin(initial_state(plan)).optim["actor"].inner[1].inner
+    assert {path for path, _ in tree.leaves_with_path(inner["adamw"][0].mu)} == {"lm_head.a", "lm_head.b"}
+    assert len(tree.leaves(inner["muon"][0].momentum)) == 4
