@@ -16,12 +16,16 @@ if TYPE_CHECKING:
     from areno_fn.autodiff import remat as remat
     from areno_fn.autodiff import value_and_grad as value_and_grad
     from areno_fn.contracts.actions import Actions as Actions
+    from areno_fn.contracts.actions import Comparisons as Comparisons
+    from areno_fn.contracts.actions import Estimates as Estimates
     from areno_fn.contracts.actions import Scores as Scores
     from areno_fn.contracts.actions import Sums as Sums
     from areno_fn.contracts.batch import Example as Example
     from areno_fn.contracts.batch import Experience as Experience
     from areno_fn.contracts.batch import JudgedRollout as JudgedRollout
     from areno_fn.contracts.batch import PackedTokens as PackedTokens
+    from areno_fn.contracts.batch import Pair as Pair
+    from areno_fn.contracts.batch import Pairs as Pairs
     from areno_fn.contracts.batch import Prompts as Prompts
     from areno_fn.contracts.batch import Rollout as Rollout
     from areno_fn.contracts.key import Key as Key
@@ -52,13 +56,25 @@ if TYPE_CHECKING:
     from areno_fn.steps.compose import train_step as train_step
     from areno_fn.steps.objectives.clipped import clipped as clipped
     from areno_fn.steps.objectives.cross_entropy import cross_entropy as cross_entropy
+    from areno_fn.steps.objectives.preference import preference as preference
+    from areno_fn.steps.objectives.sequence import sequence_clipped as sequence_clipped
+    from areno_fn.steps.objectives.value import value_clipped as value_clipped
+    from areno_fn.steps.optimizers.adam8bit import adamw8bit as adamw8bit
     from areno_fn.steps.optimizers.adamw import adamw as adamw
     from areno_fn.steps.optimizers.chain import chain as chain
+    from areno_fn.steps.optimizers.muon import muon as muon
+    from areno_fn.steps.optimizers.partition import partition as partition
+    from areno_fn.steps.optimizers.sgd import sgd as sgd
     from areno_fn.steps.reduce import aggregate as aggregate
+    from areno_fn.steps.returns import gae as gae
+    from areno_fn.steps.returns import terminal_rewards as terminal_rewards
+    from areno_fn.steps.returns import whiten as whiten
     from areno_fn.steps.token.experience import experience as experience
     from areno_fn.steps.token.pack import pack as pack
+    from areno_fn.steps.token.pairs import pair_batches as pair_batches
     from areno_fn.steps.token.rollout import sampler as sampler
     from areno_fn.steps.token.score import act as act
+    from areno_fn.steps.token.score import compare as compare
     from areno_fn.steps.token.score import score as score
 
 _HOMES = {
@@ -68,12 +84,16 @@ _HOMES = {
     "remat": "autodiff:remat",
     "value_and_grad": "autodiff:value_and_grad",
     "Actions": "contracts.actions:Actions",
+    "Comparisons": "contracts.actions:Comparisons",
+    "Estimates": "contracts.actions:Estimates",
     "Scores": "contracts.actions:Scores",
     "Sums": "contracts.actions:Sums",
     "Example": "contracts.batch:Example",
     "Experience": "contracts.batch:Experience",
     "JudgedRollout": "contracts.batch:JudgedRollout",
     "PackedTokens": "contracts.batch:PackedTokens",
+    "Pair": "contracts.batch:Pair",
+    "Pairs": "contracts.batch:Pairs",
     "Prompts": "contracts.batch:Prompts",
     "Rollout": "contracts.batch:Rollout",
     "Key": "contracts.key:Key",
@@ -104,13 +124,25 @@ _HOMES = {
     "train_step": "steps.compose:train_step",
     "clipped": "steps.objectives.clipped:clipped",
     "cross_entropy": "steps.objectives.cross_entropy:cross_entropy",
+    "preference": "steps.objectives.preference:preference",
+    "sequence_clipped": "steps.objectives.sequence:sequence_clipped",
+    "value_clipped": "steps.objectives.value:value_clipped",
     "adamw": "steps.optimizers.adamw:adamw",
+    "adamw8bit": "steps.optimizers.adam8bit:adamw8bit",
     "chain": "steps.optimizers.chain:chain",
+    "muon": "steps.optimizers.muon:muon",
+    "partition": "steps.optimizers.partition:partition",
+    "sgd": "steps.optimizers.sgd:sgd",
     "aggregate": "steps.reduce:aggregate",
+    "gae": "steps.returns:gae",
+    "terminal_rewards": "steps.returns:terminal_rewards",
+    "whiten": "steps.returns:whiten",
     "experience": "steps.token.experience:experience",
     "pack": "steps.token.pack:pack",
+    "pair_batches": "steps.token.pairs:pair_batches",
     "sampler": "steps.token.rollout:sampler",
     "act": "steps.token.score:act",
+    "compare": "steps.token.score:compare",
     "score": "steps.token.score:score",
 }
 """Public name -> module, or module:name in it."""

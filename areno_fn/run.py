@@ -26,7 +26,11 @@ def _arguments() -> argparse.ArgumentParser:
         help="with --resume, go on though phases, data, optimizers or seed have changed; may be repeated",
     )
     parser.add_argument("--overwrite", action="store_true", help="delete the run in the output folder and start afresh")
-    parser.add_argument("--dry-run", action="store_true", help="check everything up to loading weights, then stop")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="check everything up to loading weights and ask each reward once, then stop",
+    )
     return parser
 
 

@@ -25,6 +25,24 @@ class Example:
     row: int = 0
 
 
+@attrs.frozen(kw_only=True)
+class Pair:
+    """Two tokenised answers to one prompt, of which the first is preferred.
+
+    Attributes:
+        chosen: prompt and preferred answer.
+        rejected: prompt and the other answer.
+    """
+
+    chosen: Example
+    rejected: Example
+
+    @property
+    def documents(self) -> tuple[Example, Example]:
+        """Both, the chosen one first."""
+        return self.chosen, self.rejected
+
+
 @record
 class PackedTokens:
     """Documents laid end to end without padding, and the decisions that are scored in them.
@@ -72,20 +90,43 @@ class Experience:
         old: float32 [M], log-probability of each target under the behaviour policy's sampling distribution.
         advantage: float32 [M].
         reference: float32 [M], log-probability under the frozen reference, or None.
+        rollout: float32 [M], what was recorded while sampling, where `old` was computed again; else None.
     """
 
     packed: PackedTokens
     old: torch.Tensor
     advantage: torch.Tensor
     reference: torch.Tensor | None = None
+    rollout: torch.Tensor | None = None
 
     def __check__(self) -> None:
-        for name in ("old", "advantage", "reference"):
+        for name in ("old", "advantage", "reference", "rollout"):
             value = getattr(self, name)
             if value is not None and value.shape != self.packed.targets.shape:
                 raise RecordError(
                     f"Experience.{name} has shape {tuple(value.shape)}, but there are {self.packed.targets.shape[0]} decisions"
                 )
+
+
+@record
+class Pairs:
+    """Pairs of documents: document 2k is preferred to document 2k + 1, and both are always in one batch.
+
+    Attributes:
+        packed: the documents and the decisions of their answers.
+        reference: float32 [M], log-probability of each target under the frozen reference: data.
+    """
+
+    packed: PackedTokens
+    reference: torch.Tensor
+
+    def __check__(self) -> None:
+        if self.packed.documents % 2:
+            raise RecordError(f"Pairs need an even number of documents, received {self.packed.documents}")
+        if self.reference.shape != self.packed.targets.shape:
+            raise RecordError(
+                f"Pairs.reference has shape {tuple(self.reference.shape)}, but there are {self.packed.targets.shape[0]} decisions"
+            )
 
 
 @record

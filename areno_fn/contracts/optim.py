@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 
 from areno_fn.contracts.errors import RecordError
+from areno_fn.contracts.spec import Group, MuonSpec, OptimizerSpec
 
 
 @attrs.frozen(kw_only=True)
@@ -87,3 +88,8 @@ def _check_partition(role: str, paths: tuple[str, ...], claims: dict[str, str]) 
         raise RecordError(f"{role}.{missing[0]} is in no optimizer group ({len(missing)} such parameters)")
     if extra:
         raise RecordError(f"optimizer group {claims[extra[0]]!r} names {role}.{extra[0]}, which is not a parameter")
+
+
+def groups_of(spec: OptimizerSpec) -> tuple[Group, ...]:
+    """All groups that a specification of an optimizer declares, those of its remainder too."""
+    return (*spec.groups, *spec.adamw.groups) if isinstance(spec, MuonSpec) else tuple(spec.groups)

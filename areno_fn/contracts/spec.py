@@ -52,10 +52,36 @@ class HFTokenizer(Spec, frozen=True, kw_only=True, tag="hf", tag_field="kind"):
 # ---------------------------------------------------------------------------------------- data, rewards
 
 
-class JsonlData(Spec, frozen=True, kw_only=True, tag="jsonl", tag_field="kind"):
-    """A file with one JSON object a line, recognised by its keys."""
+class StoredData(Spec, frozen=True, kw_only=True):
+    """Rows on a disk: the first `limit` of them (0: all), with `columns` renamed, written as `{wanted: theirs}`.
+
+    Without weights an epoch reads every row of all data sets once. With them it has as many places as there are rows,
+    shared out by weight, and every data set is read in rounds of its own, which go on from one epoch to the next.
+    Rewards refer to a data set by its name.
+    """
 
     path: str
+    columns: dict[str, str] = {}
+    limit: Natural = 0
+    name: str = ""
+    weight: Rate = 0.0
+
+
+class JsonlData(StoredData, frozen=True, kw_only=True, tag="jsonl", tag_field="kind"):
+    """A file with one JSON object a line, recognised by its keys."""
+
+
+class ParquetData(StoredData, frozen=True, kw_only=True, tag="parquet", tag_field="kind"):
+    """A Parquet file. A null is a key that the row does not have."""
+
+
+class HFData(StoredData, frozen=True, kw_only=True, tag="hf", tag_field="kind"):
+    """A folder that `datasets` saved, or one of Parquet or JSONL files named after their splits.
+
+    `split` may be left empty where there is one split only, or one called train.
+    """
+
+    split: str = ""
 
 
 class ArithmeticData(Spec, frozen=True, kw_only=True, tag="arithmetic", tag_field="kind"):
@@ -65,17 +91,28 @@ class ArithmeticData(Spec, frozen=True, kw_only=True, tag="arithmetic", tag_fiel
     count: Positive = 4096
     split: Literal["train", "heldout"] = "train"
     seed: int = 0
+    name: str = ""
+    weight: Rate = 0.0
 
 
-DataSpec = JsonlData | ArithmeticData
+DataSpec = JsonlData | ParquetData | HFData | ArithmeticData
 
 
 class RewardSpec(Spec, frozen=True, kw_only=True):
-    """A reward `package.module:function`, called as `function(rows, completions) -> list[float]`."""
+    """A reward `package.module:function`; its parameters say what it is called with.
+
+    `(rows, completions)` is called with a whole batch, `(row, completions)` with the completions of one row, its group,
+    and both return a number for each; `(row, completion)` returns one number. Any of them may be an `async def`, of
+    which at most `concurrency` calls wait at once (0: 16). A class is made once without arguments, and what it makes
+    is called. `data` names the data sets that are judged (none: all).
+    """
 
     function: str
     weight: float = 1.0
     name: str = ""
+    data: list[str] = []
+    timeout: Rate = 0.0
+    concurrency: Natural = 0
 
 
 COLDEST = 1e-6
@@ -111,19 +148,94 @@ class Schedule(Spec, frozen=True, kw_only=True):
     min_lr: Rate = 0.0
 
 
+Learning = Annotated[float, Meta(gt=0)]
+Beta = Annotated[float, Meta(ge=0, lt=1)]
+Decay = Literal["matrices", "hidden", "all"]
+"""What decays: matrices, all but embeddings and heads of those, or everything."""
+
+
+class Group(Spec, frozen=True, kw_only=True):
+    """Parameters with a learning rate and a weight decay of their own; the decay is on all of them.
+
+    `paths` are patterns of paths in the parameter tree, in which `*` stands for anything: "embed", "layers.*.qkv".
+    """
+
+    name: Name
+    paths: Annotated[list[str], Meta(min_length=1)]
+    lr: Learning
+    weight_decay: Rate
+
+
 class AdamWSpec(Spec, frozen=True, kw_only=True, tag="adamw", tag_field="kind"):
-    """AdamW with float32 master weights and moments; weight decay on matrices only."""
+    """AdamW with float32 master weights and moments."""
 
     role: Name = "actor"
-    lr: Annotated[float, Meta(gt=0)] = 1e-6
-    betas: tuple[Annotated[float, Meta(ge=0, lt=1)], Annotated[float, Meta(ge=0, lt=1)]] = (0.9, 0.999)
+    lr: Learning = 1e-6
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     eps: Annotated[float, Meta(gt=0)] = 1e-8
+    weight_decay: Rate = 0.01
+    decay: Decay = "matrices"
+    max_grad_norm: Rate = 1.0
+    schedule: Schedule = field(default_factory=Schedule)
+    groups: list[Group] = []
+
+
+class AdamW8bitSpec(Spec, frozen=True, kw_only=True, tag="adamw8bit", tag_field="kind"):
+    """AdamW whose moments take one byte each, in blocks of 256; no update is larger than 4 learning rates, decay apart."""
+
+    role: Name = "actor"
+    lr: Learning = 1e-6
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    eps: Annotated[float, Meta(gt=0)] = 1e-8
+    weight_decay: Rate = 0.01
+    decay: Decay = "matrices"
+    max_grad_norm: Rate = 1.0
+    schedule: Schedule = field(default_factory=Schedule)
+    groups: list[Group] = []
+
+
+class SGDSpec(Spec, frozen=True, kw_only=True, tag="sgd", tag_field="kind"):
+    """Gradient descent with momentum; weight decay is added to the gradient, as in `torch.optim.SGD`."""
+
+    role: Name = "actor"
+    lr: Learning = 1e-3
+    momentum: Beta = 0.9
+    nesterov: bool = False
+    weight_decay: Rate = 0.0
+    decay: Decay = "matrices"
+    max_grad_norm: Rate = 1.0
+    schedule: Schedule = field(default_factory=Schedule)
+    groups: list[Group] = []
+
+
+class Remainder(Spec, frozen=True, kw_only=True):
+    """The AdamW beside Muon: embeddings, heads, norms, biases, and hidden matrices that a group of it names."""
+
+    lr: Learning = 3e-4
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
+    eps: Annotated[float, Meta(gt=0)] = 1e-8
+    weight_decay: Rate = 0.01
+    decay: Decay = "matrices"
+    groups: list[Group] = []
+
+
+class MuonSpec(Spec, frozen=True, kw_only=True, tag="muon", tag_field="kind"):
+    """Muon for hidden matrices, each block of a fused one apart, and AdamW for what is left; one clip, one schedule."""
+
+    role: Name = "actor"
+    lr: Learning = 0.02
+    momentum: Beta = 0.95
+    nesterov: bool = True
+    adjust: Literal["original", "match_rms_adamw", "none"] = "original"
+    iterations: Annotated[int, Meta(ge=1, le=99)] = 5
     weight_decay: Rate = 0.01
     max_grad_norm: Rate = 1.0
     schedule: Schedule = field(default_factory=Schedule)
+    groups: list[Group] = []
+    adamw: Remainder = field(default_factory=Remainder)
 
 
-OptimizerSpec = AdamWSpec
+OptimizerSpec = AdamWSpec | AdamW8bitSpec | SGDSpec | MuonSpec
 
 
 # ---------------------------------------------------------------------------------------- algorithms
@@ -140,26 +252,62 @@ class SFT(Spec, frozen=True, kw_only=True, tag="sft", tag_field="kind"):
     aggregation: Aggregation = "token_mean"
 
 
-class GRPO(Spec, frozen=True, kw_only=True, tag="grpo", tag_field="kind"):
-    """Group relative policy optimization. `kl_coef` > 0 keeps a frozen snapshot of the phase's start as reference."""
+class Sampled(Spec, frozen=True, kw_only=True):
+    """What the algorithms have in common that learn from groups of samples and rewards.
+
+    `kl_coef` > 0 keeps a frozen snapshot of the phase's start as reference.
+    """
 
     execution: ClassVar[ExecutionContract] = GENERATION_REWARD
     roles: ClassVar[tuple[str, ...]] = ("actor",)
 
     samples: Positive = 8
     sampling: Sampling = field(default_factory=Sampling)
-    clip_low: Annotated[float, Meta(gt=0, lt=1)] = 0.2
-    clip_high: Annotated[float, Meta(gt=0)] = 0.2
     kl_coef: Rate = 0.0
+    kl_in: Literal["loss", "reward"] = "loss"
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    baseline: Literal["group", "leave_one_out", "batch"] = "group"
     scale: Literal["group", "batch", "none"] = "group"
-    aggregation: Aggregation = "token_mean"
     mask_truncated: bool = False
     minibatches: Positive = 1
     epochs: Positive = 1
 
 
-AlgorithmSpec = SFT | GRPO
+class GRPO(Sampled, frozen=True, kw_only=True, tag="grpo", tag_field="kind"):
+    """Group relative policy optimization.
+
+    `baseline = "leave_one_out"` with `scale = "none"` is RLOO; both "batch", with `kl_in = "reward"`, is REINFORCE++.
+    """
+
+    clip_low: Annotated[float, Meta(gt=0, lt=1)] = 0.2
+    clip_high: Annotated[float, Meta(gt=0)] = 0.2
+    dual_clip: Rate = 0.0
+    importance_cap: Rate = 0.0
+    aggregation: Aggregation = "token_mean"
+
+
+class GSPO(Sampled, frozen=True, kw_only=True, tag="gspo", tag_field="kind"):
+    """Group sequence policy optimization: one ratio and one term a completion."""
+
+    clip_low: Annotated[float, Meta(gt=0, lt=1)] = 3e-4
+    clip_high: Annotated[float, Meta(gt=0)] = 4e-4
+
+
+PreferenceLoss = Literal["sigmoid", "ipo", "hinge"]
+
+
+class DPO(Spec, frozen=True, kw_only=True, tag="dpo", tag_field="kind"):
+    """Direct preference optimization of pairs, against a frozen snapshot of the phase's start as reference."""
+
+    execution: ClassVar[ExecutionContract] = DATASET_NONE
+    roles: ClassVar[tuple[str, ...]] = ("actor",)
+
+    loss: PreferenceLoss = "sigmoid"
+    beta: Annotated[float, Meta(gt=0)] = 0.1
+    label_smoothing: Annotated[float, Meta(ge=0, lt=0.5)] = 0.0
+
+
+AlgorithmSpec = SFT | DPO | GRPO | GSPO
 
 
 # ---------------------------------------------------------------------------------------- the run

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Iterator
 from typing import Any
 
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.execution import Acquisition, Feedback
-from areno_fn.contracts.spec import COLDEST, GRPO, Lora, Phase, RunSpec, Sampling
+from areno_fn.contracts.optim import groups_of
+from areno_fn.contracts.spec import COLDEST, DPO, GRPO, Lora, OptimizerSpec, Phase, RunSpec, Sampled, Sampling, SGDSpec
+from areno_fn.engine.sources import source_problems
 from areno_fn.engine.specfile.types import Path, locate, plain_copy
 
+_KINDS = tuple(str(kind.__struct_config__.tag) for kind in typing.get_args(OptimizerSpec))
 _FLOAT32_MAX = 3.4028234663852886e38
 
 
@@ -24,6 +28,7 @@ def check_composition(spec: RunSpec) -> None:
         *_finetune(spec),
         *(p for phase in spec.phases for p in _phase(spec, phase)),
         *_evaluation(spec),
+        *source_problems(spec),
     ]
     problems += _numbers(plain_copy(spec))
     if problems:
@@ -83,8 +88,12 @@ def _phase(spec: RunSpec, phase: Phase) -> Iterator[str]:
     if not phase.data:
         yield f"{where}.data: a phase needs at least one data source"
     yield from _optimizers(phase, where)
-    if isinstance(phase.algorithm, GRPO):
-        yield from _grpo(phase, phase.algorithm, where)
+    if isinstance(phase.algorithm, DPO) and phase.algorithm.label_smoothing and phase.algorithm.loss != "sigmoid":
+        yield f"{where}.algorithm.label_smoothing: it belongs to the loss 'sigmoid'; remove it, or `loss`"
+    if isinstance(phase.algorithm, GRPO) and 0 < phase.algorithm.dual_clip <= 1:
+        yield f"{where}.algorithm.dual_clip: {phase.algorithm.dual_clip} is not above 1; use a number above 1, or 0 for no bound"
+    if isinstance(phase.algorithm, Sampled):
+        yield from _sampled(phase, phase.algorithm, where)
 
 
 def _optimizers(phase: Phase, where: str) -> Iterator[str]:
@@ -94,13 +103,26 @@ def _optimizers(phase: Phase, where: str) -> Iterator[str]:
             f"{where}.optimizers: there must be exactly one for each trained role ({', '.join(needed)}), "
             f"received {', '.join(given) or 'none'}"
         )
+    for optimizer in phase.optimizers:
+        at = f"{where}.optimizers.{optimizer.role}"
+        if isinstance(optimizer, SGDSpec) and optimizer.nesterov and not optimizer.momentum:
+            yield f"{at}.nesterov: there is no momentum to look ahead along; set momentum above 0, or nesterov to false"
+        names = [group.name for group in groups_of(optimizer)]
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            yield f"{at}.groups: two groups are named {name!r}; names must differ"
+        for name in sorted(set(names) & set(_KINDS)):
+            yield f"{at}.groups: {name!r} is what an optimizer calls the parameters of no group; name the group differently"
 
 
-def _grpo(phase: Phase, algorithm: GRPO, where: str) -> Iterator[str]:
+def _sampled(phase: Phase, algorithm: Sampled, where: str) -> Iterator[str]:
     if algorithm.sampling.temperature == 0:
         yield f"{where}.algorithm.sampling.temperature: 0 is greedy decoding, which explores nothing; use a temperature above 0"
     yield from _cold(algorithm.sampling, f"{where}.algorithm.sampling")
-    if algorithm.samples == 1 and algorithm.scale == "group":
+    if algorithm.kl_in == "reward" and not algorithm.kl_coef:
+        yield f"{where}.algorithm.kl_in: without kl_coef there is no KL to take from the reward; give kl_coef, or remove this"
+    if algorithm.samples == 1 and algorithm.baseline == "leave_one_out":
+        yield f"{where}.algorithm.samples: a group of 1 has no others to be compared with; use at least 2"
+    elif algorithm.samples == 1 and algorithm.scale == "group":
         yield f"{where}.algorithm.samples: a group of 1 has no spread, so every advantage would be 0; use at least 2"
     if algorithm.sampling.max_tokens >= phase.batch.max_length:
         yield (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -76,10 +77,18 @@ def evaluate(
 
 
 def pad_prompts(prompts: Sequence[Sequence[int]], rows: Sequence[int], device: torch.device) -> Prompts:
-    """The prompts of some rows, right-padded; a prompt's id is its row, so draws do not depend on the batch."""
+    """The prompts of some rows, right-padded; a prompt's id is its row, so draws do not depend on the batch.
+
+    A row that is there again has an id of its own, beyond those of all rows.
+    """
     chosen = [prompts[row] for row in rows]
     tokens = torch.zeros(len(chosen), max(len(p) for p in chosen), dtype=torch.int64)
     for i, prompt in enumerate(chosen):
         tokens[i, : len(prompt)] = torch.tensor(prompt)
     lengths = torch.tensor([len(p) for p in chosen])
-    return Prompts(tokens=tokens.to(device), lengths=lengths.to(device), ids=torch.tensor(list(rows)).to(device))
+    seen: Counter[int] = Counter()
+    ids = []
+    for row in rows:
+        ids.append(row + seen[row] * len(prompts))
+        seen[row] += 1
+    return Prompts(tokens=tokens.to(device), lengths=lengths.to(device), ids=torch.tensor(ids).to(device))

@@ -12,6 +12,7 @@ from areno_fn import tree
 from areno_fn.ckpt import hf
 from areno_fn.ckpt.peft import AdapterConfig
 from areno_fn.contracts.key import Key
+from areno_fn.contracts.placement import Placement
 from areno_fn.contracts.roles import Role, RoleLayout
 from areno_fn.contracts.spec import HFModel, Lora, RunSpec
 from areno_fn.engine.adapter_files import load_adapter, plan_adapter
@@ -35,6 +36,11 @@ class FullPlan:
     def roles(self) -> RoleLayout:
         """The actor alone."""
         return RoleLayout(roles=(Role(name=ACTOR),))
+
+    @property
+    def placements(self) -> Mapping[str, Placement]:
+        """How ranks share each leaf of the actor."""
+        return self.model.placements
 
     def describe(self) -> str:
         """What is trained, in words."""
@@ -78,6 +84,11 @@ class LoraPlan:
     def roles(self) -> RoleLayout:
         """The adapters as actor, and the base."""
         return RoleLayout(roles=(Role(name=ACTOR), Role(name=BASE, trainable=False)))
+
+    @property
+    def placements(self) -> Mapping[str, Placement]:
+        """How ranks share each leaf of the actor: nothing is fused in an adapter."""
+        return {}
 
     def describe(self) -> str:
         """What is trained, in words."""

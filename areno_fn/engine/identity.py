@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -13,10 +14,12 @@ from msgspec.structs import asdict
 from areno_fn import tree
 from areno_fn.contracts.errors import CheckpointError
 from areno_fn.contracts.identity import RunIdentity, digest, way_out
-from areno_fn.contracts.spec import FullFinetune, Phase, RunSpec
+from areno_fn.contracts.optim import Transform
+from areno_fn.contracts.spec import Evaluation, FullFinetune, Phase, RewardSpec, RunSpec
 from areno_fn.engine.model import ModelPlan
 from areno_fn.engine.phases import PhasePlan
 from areno_fn.steps.joins import Stage, stage_name
+from areno_fn.steps.optimizers.build import Pair
 
 _UNSAID = {
     "family": "the model's family",
@@ -24,7 +27,7 @@ _UNSAID = {
     "phases": "a loss of one's own, or the end tokens",
     "data": "the rows of the data",
     "parameters": "the shapes or dtypes of the parameters, or which are trained",
-    "optimizers": "the optimizers",
+    "optimizers": "the optimizers, or one of one's own",
     "seed": "the seed",
 }
 """What an identity's field stands for, where no field of the specification shows the change."""
@@ -36,6 +39,7 @@ def identity_of(
     phases: Sequence[PhasePlan],
     losses: Mapping[str, Stage],
     stop: Sequence[int] = (),
+    movers: Mapping[str, Transform | Pair] | None = None,
 ) -> RunIdentity:
     """What a saved state must agree with to continue this run.
 
@@ -45,6 +49,7 @@ def identity_of(
     Args:
         losses: by phase name, a loss that replaces the algorithm's own.
         stop: tokens that end a completion.
+        movers: by phase name, what replaces its optimizers.
     """
     named = {name: stage_name(loss) for name, loss in losses.items()}
     return RunIdentity(
@@ -53,7 +58,7 @@ def identity_of(
         phases=digest([_settings(spec, "phases", _tied(spec)), named, list(stop)]),
         data=digest([_data(phase) for phase in phases]),
         parameters=digest([*_leaves(model), *([] if spec.finetune == FullFinetune() else [spec.finetune])]),
-        optimizers=digest(_settings(spec, "optimizers", _tied(spec))),
+        optimizers=digest(_optimizers(spec, movers or {})),
         seed=spec.seed,
     )
 
@@ -100,7 +105,7 @@ def _settings(spec: RunSpec, field: str, tied: bool) -> Any:
         parts = {"tokenizer": spec.tokenizer, "phases": dict(zip(names, read, strict=True))}
     elif field == "phases":
         kept = [_phase(phase, long=tied or phase is not spec.phases[-1]) for phase in spec.phases]
-        judges = spec.evaluation if any(phase.stop_at for phase in spec.phases) else None
+        judges = _judges(spec.evaluation) if any(phase.stop_at for phase in spec.phases) else None
         parts = {"phases": dict(zip(names, kept, strict=True)), "evaluation": judges, "the order of phases": names}
     elif field == "optimizers":
         parts = {"phases": {phase.name: {"optimizers": phase.optimizers} for phase in spec.phases}}
@@ -109,11 +114,30 @@ def _settings(spec: RunSpec, field: str, tied: bool) -> Any:
     return msgspec.to_builtins(parts)
 
 
+def _optimizers(spec: RunSpec, movers: Mapping[str, Transform | Pair]) -> Any:
+    """The settings of the optimizers, and the name of every one that replaces them."""
+    said = _settings(spec, "optimizers", _tied(spec))
+    own = {
+        name: stage_name(mover.update if isinstance(mover, Transform) else mover[1]) for name, mover in movers.items()
+    }
+    return [said, own] if own else said
+
+
 def _phase(phase: Phase, *, long: bool) -> dict[str, Any]:
-    kept = asdict(phase)
+    kept = asdict(phase) | {"rewards": _rewards(phase.rewards)}
     for name in ("data", "optimizers", *(() if long else ("steps", "epochs"))):
         kept.pop(name)
     return kept
+
+
+def _judges(evaluation: Evaluation | None) -> dict[str, Any] | None:
+    return None if evaluation is None else asdict(evaluation) | {"rewards": _rewards(evaluation.rewards)}
+
+
+def _rewards(rewards: Sequence[RewardSpec]) -> list[dict[str, Any]]:
+    """All but how long an answer is waited for: a run whose reward took too long goes on with more time."""
+    waits = ("timeout", "concurrency")
+    return [{name: value for name, value in asdict(reward).items() if name not in waits} for reward in rewards]
 
 
 def _tied(spec: RunSpec) -> bool:
@@ -151,8 +175,11 @@ def _leaves(model: ModelPlan) -> list[tuple[str, list[int], str]]:
 def _data(phase: PhasePlan) -> str:
     """A digest of what is trained on: tokens for a data set; prompts and rows, which rewards read, for generation."""
     found = hashlib.sha256()
-    for example in phase.examples:
+    for example in phase.documents:
         found.update(b"%d " % len(example.tokens) + array("q", example.tokens).tobytes() + bytes(example.trained))
     for prompt, row in zip(phase.prompts or (), phase.rows, strict=False):
         found.update(repr((prompt, sorted(row.items()))).encode())
+    sources = [(source, len(list(own))) for source, own in groupby(getattr(row, "source", "") for row in phase.rows)]
+    if phase.mixed or any(reward.sources for reward in phase.rewards):
+        found.update(repr((phase.mixed, sources)).encode())
     return found.hexdigest()[:16]

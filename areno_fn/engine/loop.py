@@ -13,7 +13,7 @@ import torch
 
 from areno_fn import tree
 from areno_fn.contracts.actions import Metrics
-from areno_fn.contracts.batch import JudgedRollout
+from areno_fn.contracts.batch import JudgedRollout, PackedTokens
 from areno_fn.contracts.errors import DivergenceError, RewardError
 from areno_fn.contracts.execution import CycleUnit
 from areno_fn.contracts.record import donate, replace
@@ -22,8 +22,10 @@ from areno_fn.engine.evaluate import EvaluationResult, evaluate, pad_prompts
 from areno_fn.engine.phases import PhasePlan
 from areno_fn.engine.plan import Plan
 from areno_fn.engine.recorder import Judged, Recorder
+from areno_fn.engine.references import References
 from areno_fn.engine.text import completions
 from areno_fn.steps.token.pack import micro_batches
+from areno_fn.steps.token.pairs import pair_batches
 from areno_fn.world.clock import Stopwatch
 from areno_fn.world.order import batch_rows, next_position
 from areno_fn.world.rewards import score
@@ -47,10 +49,13 @@ def train(plan: Plan, state: TrainState, recorder: Recorder, stop: Callable[[], 
         DivergenceError: a loss or a gradient is not finite; the last checkpoint is from before it.
     """
     latest: EvaluationResult | None = None
+    references: References | None = None
     if state.cursor.step and state.cursor.phase < len(plan.phases):
         recorder.begun(state)
     while state.cursor.phase < len(plan.phases):
         phase = plan.phases[state.cursor.phase]
+        if references is None or not state.cursor.step:
+            references = References(phase.pairs, phase.spec.batch.micro_tokens)
         if not state.cursor.step:
             state = phase.algorithm.begin(state)
             recorder.begun(state)
@@ -58,7 +63,7 @@ def train(plan: Plan, state: TrainState, recorder: Recorder, stop: Callable[[], 
             recorder.evaluated(state, latest)
         if state.cursor.step < phase.steps:
             with _kept(state, recorder):
-                state = _step(plan, phase, state, recorder)
+                state = _step(plan, phase, state, recorder, references)
         with _kept(state, recorder):
             latest = _evaluate(plan, state) if _evaluation_due(plan, phase, state) else None
         recorder.evaluated(state, latest)
@@ -103,10 +108,15 @@ def _behind(plan: Plan, cursor: Cursor) -> Cursor:
     return Cursor(phase=following, total=cursor.total)
 
 
-def _step(plan: Plan, phase: PhasePlan, state: TrainState, recorder: Recorder) -> TrainState:
+def _step(plan: Plan, phase: PhasePlan, state: TrainState, recorder: Recorder, references: References) -> TrainState:
     watch = Stopwatch()
-    take = _dataset_step if phase.prompts is None else _generation_step
-    state, metrics, judged = take(plan, phase, state)
+    judged: Judged | None = None
+    if phase.pairs:
+        state, metrics = _preference_step(plan, phase, state, references)
+    elif phase.prompts is None:
+        state, metrics = _dataset_step(plan, phase, state)
+    else:
+        state, metrics, judged = _generation_step(plan, phase, state)
     recorder.stepped(state, metrics | {"time/step": watch.seconds()}, judged)
     _require_finite(phase, state, metrics)
     return state
@@ -123,12 +133,31 @@ def _require_finite(phase: PhasePlan, state: TrainState, metrics: Metrics) -> No
             )
 
 
-def _dataset_step(plan: Plan, phase: PhasePlan, state: TrainState) -> tuple[TrainState, Metrics, None]:
+def _dataset_step(plan: Plan, phase: PhasePlan, state: TrainState) -> tuple[TrainState, Metrics]:
     examples = [phase.examples[row] for row in _rows(phase, state)]
     batch = micro_batches(examples, phase.spec.batch.micro_tokens)
     batch = tree.map(lambda x: x.to(plan.device), batch)
     state, metrics = phase.algorithm.step(donate(state), batch)
-    return _advance(phase, state, count_epochs=True), metrics, None
+    return _advance(phase, state, count_epochs=True), metrics
+
+
+def _preference_step(
+    plan: Plan, phase: PhasePlan, state: TrainState, references: References
+) -> tuple[TrainState, Metrics]:
+    refer = phase.algorithm.refer
+    assert refer is not None, "the phase was planned for an algorithm that compares pairs"
+
+    def compute(packed: PackedTokens) -> torch.Tensor:
+        return refer(state, tree.map(lambda x: x.to(plan.device), packed))
+
+    rows = _rows(phase, state)
+    watch = Stopwatch()
+    known = references.of(rows, compute)
+    seconds = {"time/score": watch.lap()}
+    batch = pair_batches([phase.pairs[row] for row in rows], known, phase.spec.batch.micro_tokens)
+    batch = tree.map(lambda x: x.to(plan.device), batch)
+    state, metrics = phase.algorithm.step(donate(state), batch)
+    return _advance(phase, state, count_epochs=True), metrics | seconds
 
 
 def _generation_step(plan: Plan, phase: PhasePlan, state: TrainState) -> tuple[TrainState, Metrics, Judged]:
@@ -141,7 +170,7 @@ def _generation_step(plan: Plan, phase: PhasePlan, state: TrainState) -> tuple[T
     seconds = {"time/rollout": watch.lap()}
     samples = len(texts) // len(rows)
     owners = [phase.rows[row] for row in rows for _ in range(samples)]
-    totals, parts = score(phase.rewards, owners, texts)
+    totals, parts = score(phase.rewards, owners, texts, samples)
     seconds["time/reward"] = watch.lap()
     batch = JudgedRollout(rollout=rollout, rewards=torch.tensor(totals, dtype=torch.float32, device=plan.device))
     state, metrics = phase.algorithm.step(donate(state), batch)
@@ -155,7 +184,8 @@ def _generation_step(plan: Plan, phase: PhasePlan, state: TrainState) -> tuple[T
 def _rows(phase: PhasePlan, state: TrainState) -> list[int]:
     """The rows of the next batch: a function of the run's key, the phase and the cursor."""
     key = state.key.fold("order").fold(state.cursor.phase)
-    return batch_rows(key, state.cursor.epoch, state.cursor.batch, phase.size, phase.spec.batch.rows)
+    cursor, rows = state.cursor, phase.spec.batch.rows
+    return batch_rows(key, cursor.epoch, cursor.batch, phase.size, rows, phase.mixed)
 
 
 def _advance(phase: PhasePlan, state: TrainState, *, count_epochs: bool) -> TrainState:

@@ -13,9 +13,11 @@ from areno_fn.ckpt import hf
 from areno_fn.contracts.errors import CheckpointError
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.layout import Iso
+from areno_fn.contracts.placement import Placement
 from areno_fn.contracts.policy import TokenPolicy
 from areno_fn.contracts.spec import HFModel, RunSpec, ScratchModel
 from areno_fn.models import Family, family_of
+from areno_fn.models.layouts import LAYOUTS
 from areno_fn.world.tokenizer import declared_eos
 
 _HEAD = "lm_head.weight"
@@ -46,6 +48,11 @@ class ModelPlan:
     folder: hf.HFFolder | None
     dtype: hf.DtypePolicy
     declared_eos: tuple[int, ...] = ()
+
+    @property
+    def placements(self) -> Mapping[str, Placement]:
+        """How ranks share each leaf, which also says what is fused in it."""
+        return LAYOUTS[self.family.name].placements(self.config, tuple(self.layout.source))
 
     def shapes(self) -> Any:
         """The parameter tree as meta tensors, in the dtypes that `load` gives them."""

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 
-from areno_fn.contracts.batch import Example
+from areno_fn.contracts.batch import Example, Pair
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.execution import Acquisition
+from areno_fn.contracts.optim import Transform
 from areno_fn.contracts.policy import TokenPolicy
-from areno_fn.contracts.spec import GRPO, Phase
+from areno_fn.contracts.spec import DPO, Phase, Sampled
+from areno_fn.engine.optimizers import Trained, plan_optimizer
 from areno_fn.engine.place import at
 from areno_fn.steps import recipes
 from areno_fn.steps.compose import View
 from areno_fn.steps.joins import Stage
-from areno_fn.steps.optimizers.adamw import adamw
-from areno_fn.world.data import read_all
+from areno_fn.steps.optimizers.build import Pair as Given
+from areno_fn.world.data import read_all, source_names
+from areno_fn.world.data_row import Row
 from areno_fn.world.examples import encode_examples, encode_prompts
-from areno_fn.world.order import batches_per_epoch
-from areno_fn.world.rewards import Reward, load_all
+from areno_fn.world.order import Mixture, batches_per_epoch, mixture
+from areno_fn.world.preferences import encode_pairs
+from areno_fn.world.rewards import Loaded, Reward, load_all
 from areno_fn.world.tokenizer import Tokenizer
 
 
@@ -34,8 +39,10 @@ class PhasePlan:
         steps: optimizer steps, or rollout iterations.
         rows: the data rows, as the rewards see them.
         examples: tokenised rows of a data-set algorithm, else empty.
+        pairs: tokenised rows of an algorithm that compares two answers, else empty.
         prompts: tokenised prompts of a generating algorithm, else None.
         rewards: judges of the training samples, empty for feedback none.
+        mixed: how often an epoch reads each data set, where they have weights.
     """
 
     spec: Phase
@@ -45,11 +52,18 @@ class PhasePlan:
     examples: tuple[Example, ...]
     prompts: tuple[tuple[int, ...], ...] | None
     rewards: tuple[Reward, ...]
+    mixed: Mixture = ()
+    pairs: tuple[Pair, ...] = ()
 
     @property
     def size(self) -> int:
         """Rows in one epoch."""
-        return len(self.examples) if self.prompts is None else len(self.prompts)
+        return len(self.pairs or self.examples) if self.prompts is None else len(self.prompts)
+
+    @property
+    def documents(self) -> tuple[Example, ...]:
+        """All that is trained on, in the order of the rows; empty for a generating algorithm."""
+        return self.examples + tuple(document for pair in self.pairs for document in pair.documents)
 
 
 def plan_phase(
@@ -57,39 +71,50 @@ def plan_phase(
     policy: TokenPolicy,
     tokenizer: Tokenizer,
     stop: tuple[int, ...],
+    moved: Trained,
     loss: Stage | None = None,
     view: View = recipes.actor,
+    mover: Transform | Given | None = None,
+    loaded: Loaded | None = None,
 ) -> PhasePlan:
     """Reads, tokenises and composes one phase.
 
     Args:
+        moved: the trained parameters.
         loss: a stage that takes the place of the algorithm's own.
         view: from the parameters of all roles to what the policy takes.
+        mover: `(init, update)` that takes the place of the phase's optimizers.
+        loaded: what classes of rewards have been made into, shared by all phases and the evaluation.
 
     Raises:
         DataError: a row cannot be used. RewardError: a reward does not import. SpecError: lengths do not fit.
     """
     where = f"phases.{spec.name}"
     with at(f"{where}.rewards"):
-        rewards = load_all(spec.rewards)
+        rewards = load_all(spec.rewards, loaded)
     if spec.batch.max_length > policy.max_positions:
         raise SpecError(
             f"{where}.batch.max_length: {spec.batch.max_length} is beyond the model's context of {policy.max_positions} "
             f"positions; lower it to that or less"
         )
     examples: tuple[Example, ...] = ()
+    pairs: tuple[Pair, ...] = ()
     prompts: tuple[tuple[int, ...], ...] | None = None
     with at(f"{where}.data"):
         rows = read_all(spec.data)
-        if spec.algorithm.execution.acquisition is Acquisition.DATASET:
+        if isinstance(spec.algorithm, DPO):
+            pairs = encode_pairs(rows, tokenizer, spec.batch.max_length, spec.batch.overlong)
+        elif spec.algorithm.execution.acquisition is Acquisition.DATASET:
             examples = tuple(encode_examples(rows, tokenizer, spec.batch.max_length, spec.batch.overlong))
         else:
             prompts = encode_prompts(rows, tokenizer, spec.batch.max_length - _completion_tokens(spec))
-    size = len(examples) if prompts is None else len(prompts)
+        used = [pair.chosen.row for pair in pairs] or [example.row for example in examples]
+        mixed = _mixture(spec, rows, used if prompts is None else range(len(rows)))
+    size = len(pairs or examples) if prompts is None else len(prompts)
     _check_smallest_batch(spec, size, where)
     steps = spec.steps or spec.epochs * batches_per_epoch(size, spec.batch.rows)
     with at(f"{where}.optimizers"):
-        optimizer = adamw(spec.optimizers[0], steps * _updates_per_step(spec))
+        optimizer = plan_optimizer(spec, moved, steps * _updates_per_step(spec), mover)
     materials = recipes.Materials(
         policy=policy,
         optimizer=optimizer,
@@ -101,13 +126,30 @@ def plan_phase(
     with at(where):
         algorithm = recipes.build(spec.algorithm, materials, loss)
     return PhasePlan(
-        spec=spec, algorithm=algorithm, steps=steps, rows=rows, examples=examples, prompts=prompts, rewards=rewards
+        spec=spec,
+        algorithm=algorithm,
+        steps=steps,
+        rows=rows,
+        examples=examples,
+        pairs=pairs,
+        prompts=prompts,
+        rewards=rewards,
+        mixed=mixed,
     )
+
+
+def _mixture(spec: Phase, rows: Sequence[Row], used: Sequence[int]) -> Mixture:
+    """How the data sets of a phase are mixed, from the rows of them that are used; nothing where none has a weight."""
+    weights = [source.weight for source in spec.data]
+    if not any(weights):
+        return ()
+    sizes = Counter(rows[row].source for row in used)
+    return mixture([sizes[name] for name in source_names(spec.data)], weights)
 
 
 def _check_smallest_batch(spec: Phase, size: int, where: str) -> None:
     """The last batch of an epoch may be smaller than the others, and must still give a row to every mini-batch."""
-    if not isinstance(spec.algorithm, GRPO):
+    if not isinstance(spec.algorithm, Sampled):
         return
     rows = size % spec.batch.rows or spec.batch.rows
     if rows * spec.algorithm.samples < spec.algorithm.minibatches:
@@ -119,8 +161,8 @@ def _check_smallest_batch(spec: Phase, size: int, where: str) -> None:
 
 
 def _completion_tokens(spec: Phase) -> int:
-    return spec.algorithm.sampling.max_tokens if isinstance(spec.algorithm, GRPO) else 0
+    return spec.algorithm.sampling.max_tokens if isinstance(spec.algorithm, Sampled) else 0
 
 
 def _updates_per_step(spec: Phase) -> int:
-    return spec.algorithm.epochs * spec.algorithm.minibatches if isinstance(spec.algorithm, GRPO) else 1
+    return spec.algorithm.epochs * spec.algorithm.minibatches if isinstance(spec.algorithm, Sampled) else 1

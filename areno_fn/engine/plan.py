@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import attrs
 import torch
@@ -14,6 +15,7 @@ import torch
 from areno_fn.contracts.batch import Rollout
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.identity import RunIdentity
+from areno_fn.contracts.optim import Transform
 from areno_fn.contracts.roles import RoleLayout
 from areno_fn.contracts.spec import ByteTokenizer, Evaluation, HFModel, HFTokenizer, RunSpec
 from areno_fn.engine.composition import check_composition
@@ -21,15 +23,17 @@ from areno_fn.engine.evaluate import TOTAL, EvaluationPlan
 from areno_fn.engine.finetune import FinetunePlan, plan_finetune
 from areno_fn.engine.identity import identity_of
 from areno_fn.engine.model import ModelPlan, plan_model
+from areno_fn.engine.optimizers import trained
 from areno_fn.engine.phases import PhasePlan, plan_phase
 from areno_fn.engine.place import at
 from areno_fn.engine.specfile import check
 from areno_fn.steps.joins import Stage
+from areno_fn.steps.optimizers.build import Pair
 from areno_fn.steps.token.rollout import sampler
 from areno_fn.world import tokenizer as tokenizers
 from areno_fn.world.data import read_all
 from areno_fn.world.examples import encode_prompts
-from areno_fn.world.rewards import load_all
+from areno_fn.world.rewards import Loaded, load_all
 from areno_fn.world.tokenizer import Tokenizer
 from areno_fn.world.tokenizer_bytes import ByteTokenizer as ByteTokens
 
@@ -65,30 +69,50 @@ class Plan:
     identity: RunIdentity
 
 
-def plan(spec: RunSpec, losses: Mapping[str, Stage] | None = None) -> Plan:
+def plan(
+    spec: RunSpec,
+    losses: Mapping[str, Stage] | None = None,
+    optimizers: Mapping[str, Transform | Pair] | None = None,
+) -> Plan:
     """Makes a plan, or refuses in one sentence per problem.
 
     Args:
         spec: what to do.
         losses: by phase name, a stage that takes the place of the algorithm's own loss: `Actions -> Sums` in a
-            GRPO phase, `Scores -> Sums` in an SFT phase.
+            GRPO or GSPO phase, `Comparisons -> Sums` in a DPO phase, `Scores -> Sums` in an SFT phase.
+        optimizers: by phase name, a `Transform` or a pair `(init, update)` that takes the place of all that the phase's
+            `optimizers` say; its updates are added to the parameters.
 
     Raises:
         ArenoError: the specification cannot be carried out; nothing has been changed.
     """
-    spec, losses = check(spec), losses or {}
+    spec, losses, optimizers = check(spec), losses or {}, optimizers or {}
     check_composition(spec)
-    _check_losses(spec, losses)
+    _check_phases(spec, "losses", losses)
+    _check_phases(spec, "optimizers", optimizers)
     device = _device(spec)
     with at("model"):
         model = plan_model(spec)
     finetune = plan_finetune(spec, model)
     tokenizer = _tokenizer(spec, model)
     stop = tuple(token for token in tokenizer.eos_ids if token < model.policy.vocab_size)
+    moved = trained(finetune)
+    loaded: Loaded = {}
     phases = tuple(
-        plan_phase(phase, model.policy, tokenizer, stop, losses.get(phase.name), finetune.view) for phase in spec.phases
+        plan_phase(
+            phase,
+            model.policy,
+            tokenizer,
+            stop,
+            moved,
+            losses.get(phase.name),
+            finetune.view,
+            optimizers.get(phase.name),
+            loaded,
+        )
+        for phase in spec.phases
     )
-    evaluation = None if spec.evaluation is None else _evaluation(spec.evaluation, model, tokenizer)
+    evaluation = None if spec.evaluation is None else _evaluation(spec.evaluation, model, tokenizer, loaded)
     return Plan(
         spec=spec,
         device=device,
@@ -99,15 +123,15 @@ def plan(spec: RunSpec, losses: Mapping[str, Stage] | None = None) -> Plan:
         evaluation=evaluation,
         rollout=sampler(model.policy, stop),
         roles=finetune.roles,
-        identity=identity_of(spec, model, phases, losses, stop),
+        identity=identity_of(spec, model, phases, losses, stop, optimizers),
     )
 
 
-def _check_losses(spec: RunSpec, losses: Mapping[str, Stage]) -> None:
+def _check_phases(spec: RunSpec, what: str, given: Mapping[str, Any]) -> None:
     names = [phase.name for phase in spec.phases]
-    for name in losses:
+    for name in given:
         if name not in names:
-            raise SpecError(f"losses: there is no phase {name!r}; the phases are {', '.join(names)}")
+            raise SpecError(f"{what}: there is no phase {name!r}; the phases are {', '.join(names)}")
 
 
 def _device(spec: RunSpec) -> torch.device:
@@ -148,7 +172,7 @@ def _require_bytes(folder: str) -> None:
         )
 
 
-def _evaluation(spec: Evaluation, model: ModelPlan, tokenizer: Tokenizer) -> EvaluationPlan:
+def _evaluation(spec: Evaluation, model: ModelPlan, tokenizer: Tokenizer, loaded: Loaded) -> EvaluationPlan:
     room = model.policy.max_positions - spec.sampling.max_tokens
     if room < 1:
         raise SpecError(
@@ -156,7 +180,7 @@ def _evaluation(spec: Evaluation, model: ModelPlan, tokenizer: Tokenizer) -> Eva
             f"context of {model.policy.max_positions} positions"
         )
     with at("evaluation.rewards"):
-        rewards = load_all(spec.rewards)
+        rewards = load_all(spec.rewards, loaded)
     if len(rewards) > 1 and TOTAL in {reward.name for reward in rewards}:
         raise SpecError(
             f"evaluation.rewards: {TOTAL!r} is what the sum of several rewards is called; give that reward another `name`"

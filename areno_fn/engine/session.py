@@ -17,6 +17,7 @@ from areno_fn.ckpt.hf import Progress
 from areno_fn.ckpt.resume import latest, save_state
 from areno_fn.contracts.errors import DivergenceError, RewardError, SpecError
 from areno_fn.contracts.identity import ACCEPTABLE, check_accepted
+from areno_fn.contracts.optim import Transform
 from areno_fn.contracts.record import donate
 from areno_fn.contracts.spec import RunSpec
 from areno_fn.contracts.state import TrainState
@@ -24,13 +25,17 @@ from areno_fn.engine import summary
 from areno_fn.engine.export import ADAPTER, export
 from areno_fn.engine.finetune import LoraPlan
 from areno_fn.engine.loop import train
+from areno_fn.engine.optimizers import described, trained
 from areno_fn.engine.outputs import Outputs, inspect, prepare
+from areno_fn.engine.place import at
 from areno_fn.engine.plan import Plan, plan
 from areno_fn.engine.recorder import open_recorder
 from areno_fn.engine.specfile import read, write
 from areno_fn.engine.start import initial_state, require_same_run, resumed_state
 from areno_fn.steps.joins import Stage
+from areno_fn.steps.optimizers.build import Pair
 from areno_fn.world.display import Display, open_display
+from areno_fn.world.rewards import Reward, rehearse
 
 STOPPED = 130
 _STDERR = 2
@@ -42,6 +47,7 @@ def run(
     resume: bool = False,
     overwrite: bool = False,
     losses: Mapping[str, Stage] | None = None,
+    optimizers: Mapping[str, Transform | Pair] | None = None,
     accept: Sequence[str] = (),
 ) -> int:
     """Carries out a specification.
@@ -51,6 +57,7 @@ def run(
         resume: continue the run in its output folder; a folder without a checkpoint starts afresh.
         overwrite: delete a run in the output folder first.
         losses: by phase name, a loss of your own, as for `areno_fn.engine.plan.plan`.
+        optimizers: by phase name, a `Transform` or a pair `(init, update)` of your own, as for the same.
         accept: in what a continued run may differ from the one that was started, by fields of its identity; what each
             means is in `areno_fn.contracts.identity.ACCEPTABLE`.
 
@@ -59,7 +66,7 @@ def run(
     """
     _check_accept(accept, resume)
     inspect(spec.out, resume=resume, overwrite=overwrite)
-    made = plan(spec, losses)
+    made = plan(spec, losses, optimizers)
     with prepare(spec.out, resume=resume, overwrite=overwrite) as outputs, closing(open_display()) as display:
         state = _train(made, outputs, display, resume, accept)
         if state.cursor.phase < len(made.phases):
@@ -70,7 +77,10 @@ def run(
 
 
 def describe(spec: RunSpec, *, resume: bool = False, overwrite: bool = False, accept: Sequence[str] = ()) -> str:
-    """What a run would do, after every check that `run` makes before it reads a weight. Writes nothing."""
+    """What a run would do, after every check that `run` makes before it reads a weight. Writes nothing.
+
+    Every reward is asked once, by `areno_fn.world.rewards.rehearse`.
+    """
     _check_accept(accept, resume)
     outputs = inspect(spec.out, resume=resume, overwrite=overwrite)
     made = plan(spec)
@@ -86,9 +96,19 @@ def describe(spec: RunSpec, *, resume: bool = False, overwrite: bool = False, ac
             f"  {phase.spec.name}: {kind.__struct_config__.tag} ({contract.acquisition} + {contract.feedback}), "
             f"{phase.steps} steps of {phase.spec.batch.rows} rows from {phase.size}"
         )
+        lines.append(f"    moved by {described(phase.spec, trained(made.finetune))}")
+        lines += _rehearsed(f"phases.{phase.spec.name}.rewards", phase.rewards, phase.rows)
     if made.evaluation is not None:
         lines.append(f"  evaluation: {len(made.evaluation.rows)} rows")
+        lines += _rehearsed("evaluation.rewards", made.evaluation.rewards, made.evaluation.rows)
     return "\n".join(lines)
+
+
+def _rehearsed(where: str, rewards: Sequence[Reward], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What rewards say of a first row of every data set; a function that cannot judge is found before any training."""
+    with at(where):
+        said = rehearse(rewards, rows)
+    return [f"    {name}: {silent:g} for no text, {right:g} for the answer" for name, (silent, right) in said.items()]
 
 
 def _train(made: Plan, outputs: Outputs, display: Display, resume: bool, accept: Sequence[str]) -> TrainState:
@@ -100,7 +120,8 @@ def _train(made: Plan, outputs: Outputs, display: Display, resume: bool, accept:
     else:
         state = _resumed(made, outputs, display, checkpoint, accept)
     _record(made.spec, outputs)
-    writer = Writer(outputs.checkpoints, made.identity, roles=made.roles, keep=made.spec.checkpoint.keep)
+    # it writes while rewards are asked, which may change the current folder for as long as they are at it
+    writer = Writer(outputs.checkpoints.absolute(), made.identity, roles=made.roles, keep=made.spec.checkpoint.keep)
 
     def store(state: TrainState) -> None:
         writer.save(state.cursor.total, state)

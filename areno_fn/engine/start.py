@@ -10,8 +10,9 @@ from areno_fn.ckpt.manifest import read_manifest
 from areno_fn.ckpt.resume import load_state
 from areno_fn.contracts.errors import CheckpointError, SpecError
 from areno_fn.contracts.key import Key
+from areno_fn.contracts.optim import groups_of
 from areno_fn.contracts.record import field_names, replace
-from areno_fn.contracts.spec import RunSpec
+from areno_fn.contracts.spec import OptimizerSpec, RunSpec, SGDSpec
 from areno_fn.contracts.state import Counters, Cursor, TrainState
 from areno_fn.engine import identity
 from areno_fn.engine.plan import Plan
@@ -53,6 +54,8 @@ def require_same_run(
     accepted = tuple(plan.identity.differences(manifest.identity))
     if "phases" in accepted:
         _require_phases(plan, at, recorded)
+    if "optimizers" in accepted:
+        _require_memory(plan, at, recorded)
     _require_length(plan, _placed(plan, at, recorded, accepted))
     return accepted
 
@@ -104,6 +107,26 @@ def _require_phases(plan: Plan, at: Cursor, recorded: RunSpec | None) -> None:
             f"accept: the run has begun the phases {', '.join(before)}, and they would now be {', '.join(now)}; "
             f"only phases behind them may be added, removed or renamed"
         )
+
+
+def _require_memory(plan: Plan, at: Cursor, recorded: RunSpec | None) -> None:
+    """What an optimizer has gathered goes on in one of its kind alone, with the same groups."""
+    place = _phase_of(plan, at)
+    if recorded is None or not 0 <= place < len(recorded.phases):
+        return
+    phase = plan.phases[place].spec
+    for now, before in zip(phase.optimizers, recorded.phases[place].optimizers, strict=False):
+        if _memory(now) != _memory(before):
+            raise SpecError(
+                f"accept: phases.{phase.name}.optimizers.{now.role} keeps something else of past gradients than the one before; "
+                f"with --accept optimizers its kind, its groups and their paths, and whether it has momentum stay as they were"
+            )
+
+
+def _memory(spec: OptimizerSpec) -> tuple[object, ...]:
+    """What decides the structure of an optimizer's state."""
+    kept = not isinstance(spec, SGDSpec) or spec.momentum > 0
+    return type(spec), kept, [(group.name, group.paths) for group in groups_of(spec)]
 
 
 def _placed(plan: Plan, at: Cursor, recorded: RunSpec | None, accepted: Sequence[str]) -> Cursor:

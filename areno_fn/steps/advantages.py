@@ -9,14 +9,22 @@ import torch
 from areno_fn.contracts.errors import RecordError, RewardError, SpecError
 
 SCALES = ("group", "batch", "none")
+BASELINES = ("group", "leave_one_out", "batch")
 
 
 def group_advantages(
-    rewards: torch.Tensor, groups: torch.Tensor, *, scale: str = "group", eps: float = 1e-8
+    rewards: torch.Tensor, groups: torch.Tensor, *, baseline: str = "group", scale: str = "group", eps: float = 1e-8
 ) -> torch.Tensor:
-    """The reward's deviation from the mean of its group, scaled (GRPO, arXiv 2402.03300; "none": Dr. GRPO, 2503.20783).
+    """How much better a reward is than a baseline, scaled.
 
-        (r - mean(group)) / (std + eps)
+        (r - baseline) / (std + eps)
+
+    | baseline | scale | of |
+    | --- | --- | --- |
+    | group: the mean of the group | group | GRPO (arXiv 2402.03300) |
+    | group | none | Dr. GRPO (2503.20783) |
+    | leave_one_out: the mean of the others of the group | none | RLOO (2402.14740) |
+    | batch: the mean of all rewards | batch | REINFORCE++ (2501.03262), a reward a sequence |
 
     The standard deviation is the population's (division by n), of the group or of the whole batch's rewards.
     A group of equal rewards gives exactly 0. So does a group of one, with a warning: it has nothing to be
@@ -25,6 +33,7 @@ def group_advantages(
     Args:
         rewards: [B], finite. A completion that must not count is given weight 0 in the loss, not a NaN here.
         groups: int64 [B], rows with one number answer the same prompt; any numbers in any order.
+        baseline: "group", "leave_one_out" or "batch".
         scale: "group", "batch" or "none".
         eps: added to the standard deviation, outside of its root.
 
@@ -34,13 +43,15 @@ def group_advantages(
     Raises:
         RewardError: a reward is NaN or infinite; names the row.
         RecordError: shapes or types do not fit.
-        SpecError: there is no such scale.
+        SpecError: there is no such baseline or scale.
     """
     if scale not in SCALES:
         raise SpecError(f"advantage scale {scale!r} does not exist; choose one of {', '.join(SCALES)}")
+    if baseline not in BASELINES:
+        raise SpecError(f"advantage baseline {baseline!r} does not exist; choose one of {', '.join(BASELINES)}")
     _check(rewards, groups)
     _, member, counts = torch.unique(groups, return_inverse=True, return_counts=True)
-    if bool((counts == 1).any()):
+    if baseline != "batch" and bool((counts == 1).any()):
         warnings.warn(
             f"{int((counts == 1).sum())} of {len(counts)} groups have one sample; its advantage is 0", stacklevel=2
         )
@@ -49,10 +60,17 @@ def group_advantages(
     lowest = exact.new_full((len(counts),), torch.inf).scatter_reduce(0, member, exact, "amin")
     above = exact - lowest[member]
     deviation = above - _group_mean(above, member, counts)[member]
+    divisor = torch.ones_like(deviation)
     if scale == "group":
-        deviation = deviation / (_group_mean(deviation.square(), member, counts).sqrt() + eps)[member]
+        divisor = (_group_mean(deviation.square(), member, counts).sqrt() + eps)[member]
     elif scale == "batch":
-        deviation = deviation / (exact.std(correction=0) + eps)
+        divisor = divisor * (exact.std(correction=0) + eps)
+    if baseline == "leave_one_out":
+        deviation = deviation * (counts / (counts - 1).clamp(min=1))[member]
+    elif baseline == "batch":
+        above = exact - exact.min()
+        deviation = above - above.mean()
+    deviation = deviation / divisor
     return deviation.to(torch.promote_types(rewards.dtype, torch.float32))
 
 

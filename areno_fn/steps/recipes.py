@@ -10,24 +10,27 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
+import torch
 
 from areno_fn.contracts.actions import Metrics
-from areno_fn.contracts.batch import JudgedRollout, PackedTokens, Prompts, Rollout
+from areno_fn.contracts.batch import JudgedRollout, PackedTokens, Pairs, Prompts, Rollout
 from areno_fn.contracts.execution import DATASET_NONE, GENERATION_REWARD, CycleUnit, ExecutionContract
 from areno_fn.contracts.optim import Optimizer
 from areno_fn.contracts.policy import TokenPolicy
 from areno_fn.contracts.record import replace
-from areno_fn.contracts.spec import GRPO, SFT, AlgorithmSpec, Sampling
+from areno_fn.contracts.spec import DPO, GRPO, GSPO, SFT, AlgorithmSpec, Sampled, Sampling
 from areno_fn.contracts.state import TrainState
 from areno_fn.steps.advantages import group_advantages
 from areno_fn.steps.compose import View, pipeline, train_step
 from areno_fn.steps.joins import Stage
 from areno_fn.steps.objectives.clipped import clipped
 from areno_fn.steps.objectives.cross_entropy import cross_entropy
-from areno_fn.steps.token.experience import experience, minibatches, with_reference
+from areno_fn.steps.objectives.preference import preference
+from areno_fn.steps.objectives.sequence import sequence_clipped
+from areno_fn.steps.token.experience import completion_kl, completion_logp, experience, minibatches
 from areno_fn.steps.token.report import describe, mean_metrics
 from areno_fn.steps.token.rollout import sampler
-from areno_fn.steps.token.score import act, reference_logp, score
+from areno_fn.steps.token.score import act, compare, reference_logp, score
 
 ACTOR = "actor"
 REFERENCE = "reference"
@@ -69,12 +72,14 @@ class Algorithm:
         begin: readies a state for the phase: a fresh optimizer state, snapshots taken of the parameters.
         sample: draws completions for a batch of prompts; None for algorithms that read a data set.
         step: `(state, batch) -> (state, metrics)`; the batch is a tuple of `PackedTokens` micro-batches
-            for data-set algorithms and a `JudgedRollout` for generating ones.
+            or `Pairs` micro-batches for data-set algorithms and a `JudgedRollout` for generating ones.
+        refer: log-probabilities [M] that the frozen reference gives packed pairs; None for algorithms without pairs.
     """
 
     begin: Callable[[TrainState], TrainState]
     sample: Callable[[TrainState, Prompts], Rollout] | None
     step: Callable[[TrainState, Any], tuple[TrainState, Metrics]]
+    refer: Callable[[TrainState, PackedTokens], torch.Tensor] | None = None
 
 
 def sft(spec: SFT, materials: Materials, loss: Stage | None = None) -> Algorithm:
@@ -93,20 +98,78 @@ def sft(spec: SFT, materials: Materials, loss: Stage | None = None) -> Algorithm
     return Algorithm(begin=_begin(materials.optimizer, keep_reference=False), sample=None, step=step)
 
 
+def dpo(spec: DPO, materials: Materials, loss: Stage | None = None) -> Algorithm:
+    """Direct preference optimization: raise what is preferred over what is not, relative to the phase's start.
+
+    The reference is the policy that the phase starts from. What it says of a pair does not change, so it is part
+    of the batch, and `refer` says it.
+
+    Args:
+        loss: a stage `Comparisons -> Sums` instead of the specification's loss.
+    """
+    loss = loss or preference(spec.beta, loss=spec.loss, label_smoothing=spec.label_smoothing)
+    objective = pipeline(compare(materials.policy, Sampling()), loss)
+    update = train_step(objective, materials.optimizer, role=ACTOR, view=materials.view)
+    refer = reference_logp(materials.policy, Sampling())
+
+    def step(state: TrainState, batch: tuple[Pairs, ...]) -> tuple[TrainState, Metrics]:
+        return update(state, batch)
+
+    def of_start(state: TrainState, packed: PackedTokens) -> torch.Tensor:
+        return refer(_start(state, materials.view), packed)
+
+    return Algorithm(begin=_begin(materials.optimizer, keep_reference=True), sample=None, step=step, refer=of_start)
+
+
 def grpo(spec: GRPO, materials: Materials, loss: Stage | None = None) -> Algorithm:
     """Group relative policy optimization (DeepSeekMath, arXiv 2402.03300, with the choices of DAPO as options).
 
-    Every iteration draws `samples` completions a prompt, takes the reward's deviation from its group as the
+    Every iteration draws `samples` completions a prompt, takes the reward's deviation from a baseline as the
     advantage of all tokens of a completion, and minimises the clipped surrogate against the log-probabilities
     recorded while sampling.
 
     Args:
         loss: a stage `Actions -> Sums` instead of the clipped surrogate.
     """
+    surrogate = clipped(
+        low=spec.clip_low,
+        high=spec.clip_high,
+        aggregation=spec.aggregation,
+        constant=float(spec.sampling.max_tokens),
+        dual=spec.dual_clip,
+        kl_coef=_kl_of_loss(spec),
+        kl_estimator=spec.kl_estimator,
+        importance_cap=spec.importance_cap,
+    )
+    return _policy_gradient(spec, materials, loss or surrogate, again=spec.importance_cap > 0)
+
+
+def gspo(spec: GSPO, materials: Materials, loss: Stage | None = None) -> Algorithm:
+    """Group sequence policy optimization (arXiv 2507.18071): as `grpo`, with one ratio and one term a completion.
+
+    Args:
+        loss: a stage `Actions -> Sums` instead of the surrogate.
+    """
+    surrogate = sequence_clipped(
+        low=spec.clip_low, high=spec.clip_high, kl_coef=_kl_of_loss(spec), kl_estimator=spec.kl_estimator
+    )
+    return _policy_gradient(spec, materials, loss or surrogate)
+
+
+def _kl_of_loss(spec: Sampled) -> float:
+    return spec.kl_coef if spec.kl_in == "loss" else 0.0
+
+
+def _policy_gradient(spec: Sampled, materials: Materials, loss: Stage, *, again: bool = False) -> Algorithm:
+    """Draw, judge, compare, and make `epochs` x `minibatches` updates.
+
+    Args:
+        again: the log-probabilities under the parameters that drew are computed again, as training computes them.
+    """
     policy, view, keep_reference = materials.policy, materials.view, spec.kl_coef > 0
     rollout = sampler(policy, materials.stop)
-    objective = pipeline(act(policy, spec.sampling), loss or _surrogate(spec))
-    update = train_step(objective, materials.optimizer, role=ACTOR, view=materials.view)
+    objective = pipeline(act(policy, spec.sampling), loss)
+    update = train_step(objective, materials.optimizer, role=ACTOR, view=view)
     refer = reference_logp(policy, spec.sampling)
 
     def sample(state: TrainState, prompts: Prompts) -> Rollout:
@@ -115,22 +178,29 @@ def grpo(spec: GRPO, materials: Materials, loss: Stage | None = None) -> Algorit
             view(state.params), prompts, key, spec.sampling, samples=spec.samples, max_rows=materials.max_rows
         )
 
+    def drawn_logp(params: Any, drawn: Rollout) -> torch.Tensor:
+        return completion_logp(lambda packed: refer(params, packed), drawn, materials.micro_tokens)
+
     def step(state: TrainState, batch: JudgedRollout) -> tuple[TrainState, Metrics]:
-        advantages = group_advantages(batch.rewards, batch.rollout.groups, scale=spec.scale)
+        drawn, rewards = batch.rollout, batch.rewards
+        reference = drawn_logp(_start(state, view), drawn) if keep_reference else None
+        old = drawn_logp(view(state.params), drawn) if again else None
+        if reference is not None and spec.kl_in == "reward":
+            rewards = rewards - spec.kl_coef * completion_kl(drawn, reference, spec.kl_estimator)
+        advantages = group_advantages(rewards, drawn.groups, baseline=spec.baseline, scale=spec.scale)
         shuffle = state.key.fold("minibatches").fold(state.counters.rollout_iteration)
         reported = []
         for epoch in range(spec.epochs):
-            for rows in minibatches(batch.rollout.lengths.shape[0], spec.minibatches, shuffle.fold(epoch)):
+            for rows in minibatches(drawn.lengths.shape[0], spec.minibatches, shuffle.fold(epoch)):
                 micro = experience(
-                    batch.rollout,
+                    drawn,
                     advantages,
                     rows=rows,
                     micro_tokens=materials.micro_tokens,
                     mask_truncated=spec.mask_truncated,
+                    reference=reference,
+                    old=old,
                 )
-                if keep_reference:
-                    start = view({**state.params, ACTOR: state.snapshots[REFERENCE]})
-                    micro = tuple(with_reference(m, refer(start, m.packed)) for m in micro)
                 state, metrics = update(state, micro)
                 reported.append(metrics)
         state = replace(state, counters=state.counters.advance_cycle(CycleUnit.ROLLOUT_ITERATION))
@@ -139,15 +209,9 @@ def grpo(spec: GRPO, materials: Materials, loss: Stage | None = None) -> Algorit
     return Algorithm(begin=_begin(materials.optimizer, keep_reference=keep_reference), sample=sample, step=step)
 
 
-def _surrogate(spec: GRPO) -> Stage:
-    return clipped(
-        low=spec.clip_low,
-        high=spec.clip_high,
-        aggregation=spec.aggregation,
-        constant=float(spec.sampling.max_tokens),
-        kl_coef=spec.kl_coef,
-        kl_estimator=spec.kl_estimator,
-    )
+def _start(state: TrainState, view: View) -> Any:
+    """What the policy took when the phase began."""
+    return view({**state.params, ACTOR: state.snapshots[REFERENCE]})
 
 
 def _begin(optimizer: Optimizer, *, keep_reference: bool) -> Callable[[TrainState], TrainState]:
@@ -168,7 +232,9 @@ class Recipe:
 
 RECIPES: dict[type[AlgorithmSpec], Recipe] = {
     SFT: Recipe(execution=DATASET_NONE, build=sft),
+    DPO: Recipe(execution=DATASET_NONE, build=dpo),
     GRPO: Recipe(execution=GENERATION_REWARD, build=grpo),
+    GSPO: Recipe(execution=GENERATION_REWARD, build=gspo),
 }
 """The only registry of algorithms. A specification's `execution` and its recipe's must be one constant."""
 

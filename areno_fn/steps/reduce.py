@@ -170,7 +170,7 @@ def measure(sums: Sums) -> dict[str, torch.Tensor]:
 
 
 def finish(sums: Sums, extra: Mapping[str, torch.Tensor] | None = None, *, prefix: str = "train") -> Metrics:
-    """Metrics of sums that are complete (all micro-batches, all ranks), as `prefix/name`.
+    """Metrics of sums that are complete (all micro-batches, all ranks), as `prefix/name` unless a name has a family.
 
     Args:
         sums: what `reduce_sums` gave.
@@ -181,7 +181,8 @@ def finish(sums: Sums, extra: Mapping[str, torch.Tensor] | None = None, *, prefi
     for name, value in (extra or {}).items():
         values[name] = _fresh(name, value, values)
     numbers = torch.stack([value.detach().to(sums.total.device, torch.float64) for value in values.values()]).tolist()
-    return {f"{prefix}/{name}": number for name, number in zip(values, numbers, strict=True)}
+    full = [name if "/" in name else f"{prefix}/{name}" for name in values]
+    return dict(zip(full, numbers, strict=True))
 
 
 def _read(name: str, moments: torch.Tensor) -> torch.Tensor:

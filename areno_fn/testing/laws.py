@@ -23,6 +23,7 @@ from areno_fn.steps.token.score import act
 from areno_fn.testing.checkpoints import checkpoint_roundtrip
 from areno_fn.testing.isos import iso_roundtrip
 from areno_fn.testing.layouts import layout_agrees, placements_agree, shards_agree
+from areno_fn.testing.optimizers import optimizer_matches
 from areno_fn.testing.resume import Run, resume_exact
 from areno_fn.testing.strict import strict
 
@@ -33,6 +34,7 @@ __all__ = [
     "gradient",
     "iso_roundtrip",
     "layout_agrees",
+    "optimizer_matches",
     "placements_agree",
     "pure",
     "resume_exact",

@@ -1,8 +1,9 @@
-"""`read`: the rows that a specification names, from a JSONL file or generated."""
+"""`read`: the rows that a specification names, from files of several sorts or generated."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +12,44 @@ import msgspec
 from areno_fn.contracts import spec as specs
 from areno_fn.contracts.errors import DataError
 from areno_fn.world import arithmetic
+from areno_fn.world.data_arrow import arrow_rows, parquet_rows
+from areno_fn.world.data_folder import files_of
 from areno_fn.world.data_row import Row
 from areno_fn.world.data_schema import require_schema
 
 
-def read(spec: specs.DataSpec) -> list[Row]:
+def read(spec: specs.DataSpec, source: str = "") -> list[Row]:
     """The rows of one data set, in the order of its lines.
 
+    Args:
+        source: what its rows are to say they come from.
+
     Raises:
-        DataError: no such file, no rows, a line that is not a JSON object, or a row that fits no schema.
+        DataError: no such file, no rows, a line that is not a JSON object, a column that is not there, or a row that
+            fits no schema; rows behind the limit are not looked at.
     """
     if isinstance(spec, specs.ArithmeticData):
-        return arithmetic.rows(spec)
-    return read_jsonl(spec.path)
+        return [Row(row, row.file, row.line, source) for row in arithmetic.rows(spec)]
+    rows = []
+    for row in islice(_stored(spec), spec.limit or None):
+        named = Row(_renamed(row, spec.columns), row.file, row.line, source)
+        require_schema(named)
+        rows.append(named)
+    if not rows:
+        sort = "folder" if isinstance(spec, specs.HFData) else "file"
+        needed = "one JSON object a line" if isinstance(spec, specs.JsonlData) else "at least one row"
+        raise DataError(f"the data {sort} {spec.path} is empty; it needs {needed}")
+    return rows
 
 
-def read_all(sources: Iterable[specs.DataSpec]) -> list[Row]:
-    """The rows of several data sets, one after the other."""
-    return [row for source in sources for row in read(source)]
+def read_all(sources: Sequence[specs.DataSpec]) -> list[Row]:
+    """The rows of several data sets, one after the other; each row says which one it is from."""
+    return [row for name, spec in zip(source_names(sources), sources, strict=True) for row in read(spec, name)]
+
+
+def source_names(sources: Iterable[specs.DataSpec]) -> list[str]:
+    """What the rows of every data set say they come from: its name, or its place in the list."""
+    return [spec.name or str(place) for place, spec in enumerate(sources)]
 
 
 def read_jsonl(path: str) -> list[Row]:
@@ -37,16 +58,35 @@ def read_jsonl(path: str) -> list[Row]:
     Raises:
         DataError: as `read`.
     """
+    return read(specs.JsonlData(path=path))
+
+
+def _stored(spec: specs.StoredData) -> Iterator[Row]:
+    if isinstance(spec, specs.ParquetData):
+        return parquet_rows(spec.path)
+    if isinstance(spec, specs.HFData):
+        return (row for file in files_of(spec.path, spec.split) for row in _READERS[file.suffix](str(file)))
+    return _jsonl_rows(spec.path)
+
+
+def _renamed(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
+    missing = [theirs for theirs in columns.values() if theirs not in row]
+    if missing:
+        raise DataError(
+            f"{row.where}: there is no {missing[0]!r} for `columns` to rename; the row has {', '.join(sorted(row)) or 'no keys'}"
+        )
+    kept = {key: value for key, value in row.items() if key not in columns.values()}
+    return kept | {wanted: row[theirs] for wanted, theirs in columns.items()}
+
+
+def _jsonl_rows(path: str) -> Iterator[Row]:
     try:
         data = Path(path).read_bytes()
     except (OSError, ValueError) as error:  # a NUL in a path is a ValueError
         reason = error.strerror if isinstance(error, OSError) else error
         raise DataError(f"the data file {path} cannot be read ({reason}); give the path of a JSONL file") from None
     lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    rows = [_row(line, path, number) for number, line in enumerate(lines, start=1) if line.strip()]
-    if not rows:
-        raise DataError(f"the data file {path} is empty; it needs one JSON object a line")
-    return rows
+    return (_row(line, path, number) for number, line in enumerate(lines, start=1) if line.strip())
 
 
 def _row(line: bytes, path: str, number: int) -> Row:
@@ -56,6 +96,7 @@ def _row(line: bytes, path: str, number: int) -> Row:
         raise DataError(f"{path}:{number}: not valid JSON ({error}); each line is one JSON object") from None
     if not isinstance(value, dict):
         raise DataError(f"{path}:{number}: a row must be a JSON object, received {type(value).__name__}")
-    row = Row(value, path, number)
-    require_schema(row)
-    return row
+    return Row(value, path, number)
+
+
+_READERS = {".jsonl": _jsonl_rows, ".parquet": parquet_rows, ".arrow": arrow_rows}

@@ -12,15 +12,17 @@ class Row(dict[str, Any]):
 
     Attributes:
         file: the file's path, or a description of generated data.
-        line: 1-based line of the file.
+        line: 1-based line of the file, or number of the row where a file has no lines.
+        source: the data set, by its name or its place in the list of them; rewards may judge some sets only.
     """
 
-    __slots__ = ("file", "line")
+    __slots__ = ("file", "line", "source")
 
-    def __init__(self, values: Mapping[str, Any], file: str, line: int) -> None:
+    def __init__(self, values: Mapping[str, Any], file: str, line: int, source: str = "") -> None:
         super().__init__(values)
         self.file = file
         self.line = line
+        self.source = source
 
     @property
     def where(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import attrs
@@ -18,10 +19,22 @@ SCHEMAS = (
 )
 """Keys that make a training row; the first group that is complete decides."""
 
+PAIR = ("chosen", "rejected")
+"""Keys of two answers to compare: texts or turns behind a prompt, or two conversations that share their beginning."""
+
 PROMPT_KEYS = ("prompt", "question", "instruction")
 """Keys that make a row to generate from; the first that is there decides. Everything else is for the reward."""
 
-_LEGAL = "messages, prompt + response, question + answer, instruction (+ input) + output, text, or a prompt or question alone"
+ROLES = ("system", "developer", "user", "assistant", "tool")
+"""Who may speak in a conversation: a template would pass over any other, or write it as it stands."""
+
+_LONGEST = 160
+"""Characters of a row that an error shows."""
+
+_LEGAL = (
+    "messages, prompt + response, question + answer, instruction (+ input) + output, "
+    "text, chosen + rejected, or a prompt or question alone"
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -46,7 +59,10 @@ def schema(row: Row) -> tuple[str, ...]:
     for keys in SCHEMAS:
         if all(key in row for key in keys):
             return keys
-    raise DataError(f"{row.where}: a row with the keys {_keys(row)} has nothing to train on; legal shapes are {_LEGAL}")
+    raise DataError(
+        f"{row.where}: a row with the keys {_keys(row)} has nothing to train on; legal shapes are {_LEGAL}; "
+        f"the row is {_shown(row)}"
+    )
 
 
 def require_schema(row: Row) -> None:
@@ -56,10 +72,11 @@ def require_schema(row: Row) -> None:
         DataError: names the keys it has and the shapes there are.
     """
     if not any(key in row for key in PROMPT_KEYS):
-        known = any(all(key in row for key in keys) for keys in SCHEMAS)
+        known = any(all(key in row for key in keys) for keys in (*SCHEMAS, PAIR))
         if not known:
             raise DataError(
-                f"{row.where}: a row with the keys {_keys(row)} has no known shape; legal shapes are {_LEGAL}"
+                f"{row.where}: a row with the keys {_keys(row)} has no known shape; legal shapes are {_LEGAL}; "
+                f"`columns` renames keys; the row is {_shown(row)}"
             )
 
 
@@ -74,7 +91,10 @@ def prompt(row: Row) -> Prompt:
     """
     key = next((key for key in PROMPT_KEYS if key in row), None)
     if key is None:
-        raise DataError(f"{row.where}: a row with the keys {_keys(row)} has no prompt; give 'prompt' or 'question'")
+        raise DataError(
+            f"{row.where}: a row with the keys {_keys(row)} has no prompt; give 'prompt' or 'question', or rename "
+            f"a key with `columns`; the row is {_shown(row)}"
+        )
     if key == "prompt":
         return Prompt(messages=_opening(row, key)) if isinstance(row[key], list) else Prompt(text=text(row, key))
     asked = text(row, key)
@@ -101,17 +121,29 @@ def messages(row: Row, key: str) -> tuple[dict[str, Any], ...]:
     Raises:
         DataError: it is not a list of turns with a role and a content in text, or the assistant has the first word.
     """
-    turns = row[key]
-    if not isinstance(turns, list) or not turns:
-        raise DataError(f"{row.where}: {key!r} must be a list of at least one message, received {_kind(turns)}")
-    for index, turn in enumerate(turns):
-        if not isinstance(turn, dict) or not all(isinstance(turn.get(name), str) for name in ("role", "content")):
-            raise DataError(f"{row.where}: {key}[{index}] must be an object with 'role' and 'content' in text")
-    if turns[0]["role"] == "assistant":
+    found = turns(row, key)
+    if found[0]["role"] == "assistant":
         raise DataError(
             f"{row.where}: {key} begins with the assistant; a conversation begins with a system or user turn"
         )
-    return tuple(turns)
+    return found
+
+
+def turns(row: Row, key: str) -> tuple[dict[str, Any], ...]:
+    """The turns under a key, whoever has the first word.
+
+    Raises:
+        DataError: it is not a list of turns with a role and a content in text.
+    """
+    given = row[key]
+    if not isinstance(given, list) or not given:
+        raise DataError(f"{row.where}: {key!r} must be a list of at least one message, received {_kind(given)}")
+    for index, turn in enumerate(given):
+        if not isinstance(turn, dict) or not all(isinstance(turn.get(name), str) for name in ("role", "content")):
+            raise DataError(f"{row.where}: {key}[{index}] must be an object with 'role' and 'content' in text")
+        if turn["role"] not in ROLES:
+            raise DataError(f"{row.where}: {key}[{index}] has the role {turn['role']!r}; roles are {', '.join(ROLES)}")
+    return tuple(given)
 
 
 def _opening(row: Row, key: str) -> tuple[dict[str, Any], ...]:
@@ -125,6 +157,12 @@ def _opening(row: Row, key: str) -> tuple[dict[str, Any], ...]:
 
 def _keys(row: Row) -> str:
     return ", ".join(sorted(row)) or "none"
+
+
+def _shown(row: Row) -> str:
+    """The row as JSON on one line, as far as it is of help."""
+    line = json.dumps(row, ensure_ascii=False, default=repr)
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
 
 
 def _kind(value: Any) -> str:

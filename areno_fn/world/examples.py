@@ -41,7 +41,7 @@ def encode_examples(rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, 
         ids, trained = _encode(row, tokenizer)
         if len(ids) > max_length and overlong == "drop":
             continue
-        ids, trained = _fit(ids, trained, max_length, overlong, row.where)
+        ids, trained = fit(ids, trained, max_length, overlong, row.where)
         examples.append(Example(tokens=tuple(ids), trained=tuple(trained), row=index))
     if not examples:
         raise DataError(
@@ -81,10 +81,11 @@ def _encode(row: Row, tokenizer: Tokenizer) -> Flagged:
         ids = _start(tokenizer.encode(data_schema.text(row, "text")), tokenizer)
         ids = _close(ids, tokenizer, row.where)
         return ids, [index > 0 for index in range(len(ids))]
-    return _encode_pair(data_schema.prompt(row), data_schema.text(row, keys[1]), tokenizer, row.where)
+    return encode_answer(data_schema.prompt(row), data_schema.text(row, keys[1]), tokenizer, row.where)
 
 
-def _encode_pair(prompt: Prompt, response: str, tokenizer: Tokenizer, where: str) -> Flagged:
+def encode_answer(prompt: Prompt, response: str, tokenizer: Tokenizer, where: str) -> Flagged:
+    """A prompt and a response in text as tokens, those of the response trained."""
     turns = _turns(prompt, tokenizer)
     if turns is not None:
         return encode_conversation(
@@ -119,7 +120,12 @@ def _close(ids: list[int], tokenizer: Tokenizer, where: str) -> list[int]:
     return ids if ends(ids[-1:], tokenizer) else [*ids, end_token(tokenizer, where)]
 
 
-def _fit(ids: list[int], trained: list[bool], max_length: int, overlong: Overlong, where: str) -> Flagged:
+def fit(ids: list[int], trained: list[bool], max_length: int, overlong: Overlong, where: str) -> Flagged:
+    """A row of at most `max_length` tokens, cut where that is allowed.
+
+    Raises:
+        DataError: it is too long and may not be cut, or nothing that is trained is left.
+    """
     if len(ids) > max_length and overlong == "error":
         raise DataError(
             f"{where}: the row has {len(ids)} tokens ({sum(trained)} of them trained), but max_length is {max_length}; "

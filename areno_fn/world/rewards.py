@@ -1,11 +1,11 @@
 """Rewards: `load` finds the function a specification names, `score` asks it and holds it to its word.
 
-A reward is `function(rows, completions) -> one number per completion`; the last part of this module holds a few.
+A reward judges a batch, `(rows, completions)`, a group, `(row, completions)`, or one completion, `(row, completion)`;
+the last part of this module holds a few.
 """
 
 from __future__ import annotations
 
-import copy
 import importlib
 import math
 import numbers
@@ -20,9 +20,23 @@ import torch
 
 from areno_fn.contracts.errors import RewardError
 from areno_fn.contracts.spec import RewardSpec
+from areno_fn.world.rewards_call import (
+    AT_ONCE,
+    CallError,
+    Form,
+    TookTooLong,
+    arguments,
+    call_all,
+    calls,
+    form_of,
+    is_async,
+    same_folder,
+)
 
 Rows = Sequence[Mapping[str, Any]]
-RewardFunction = Callable[[list[dict[str, Any]], list[str]], Any]
+RewardFunction = Callable[..., Any]
+Loaded = dict[str, RewardFunction]
+"""What has been made of the classes that specifications name."""
 
 LARGEST = 1e30
 """Rewards become float32; up to this size neither they nor what is computed from them overflows."""
@@ -35,19 +49,38 @@ class Reward:
     Attributes:
         name: what its values are called in metrics.
         weight: its factor in the total.
-        function: `function(rows, completions)`.
+        function: takes `(rows, completions)`, `(row, completions)` or `(row, completion)`, and may be async.
+        sources: the data sets whose rows it judges; empty for all.
+        timeout: seconds that a call may take; 0 for any.
+        at_once: calls of an async function that wait together.
     """
 
     name: str
     weight: float
     function: RewardFunction
+    sources: frozenset[str] = frozenset()
+    timeout: float = 0.0
+    at_once: int = AT_ONCE
+
+    @property
+    def form(self) -> Form:
+        """What a call judges."""
+        return form_of(self.function)
+
+    def judges(self, row: Mapping[str, Any]) -> bool:
+        """Whether completions of this row are its business."""
+        return not self.sources or getattr(row, "source", "") in self.sources
 
 
-def load(spec: RewardSpec) -> Reward:
+def load(spec: RewardSpec, loaded: Loaded | None = None) -> Reward:
     """The reward that a specification names; the current directory is searched first, as with `python -m`.
 
+    Args:
+        loaded: what classes have been made into so far; a class that is named twice is made once.
+
     Raises:
-        RewardError: the name is not `package.module:function`, or leads to nothing that can be called.
+        RewardError: the name is not `package.module:function`, or leads to nothing that can be called with two
+            arguments, or a setting does not apply to it.
     """
     module_name, colon, attribute = spec.function.partition(":")
     if not (module_name and colon and attribute):
@@ -57,18 +90,32 @@ def load(spec: RewardSpec) -> Reward:
     function = getattr(_import(module_name, spec.function), attribute, None)
     if function is None:
         raise RewardError(f"the reward {spec.function!r} does not exist: module {module_name!r} has no {attribute!r}")
+    if isinstance(function, type):
+        function = _made(function, spec.function, {} if loaded is None else loaded)
     if not callable(function):
         raise RewardError(f"the reward {spec.function!r} must be a function, but it is a {type(function).__name__}")
-    return Reward(name=spec.name or attribute, weight=spec.weight, function=function)
+    _check_call(spec, function)
+    return Reward(
+        name=spec.name or attribute,
+        weight=spec.weight,
+        function=function,
+        sources=frozenset(spec.data),
+        timeout=spec.timeout,
+        at_once=spec.concurrency or AT_ONCE,
+    )
 
 
-def load_all(specs: Iterable[RewardSpec]) -> tuple[Reward, ...]:
+def load_all(specs: Iterable[RewardSpec], loaded: Loaded | None = None) -> tuple[Reward, ...]:
     """The rewards of a list, each under its own name.
+
+    Args:
+        loaded: as for `load`.
 
     Raises:
         RewardError: as `load`, or two have one name.
     """
-    rewards = tuple(load(spec) for spec in specs)
+    known: Loaded = {} if loaded is None else loaded
+    rewards = tuple(load(spec, known) for spec in specs)
     names = [reward.name for reward in rewards]
     for name in names:
         if names.count(name) > 1:
@@ -76,52 +123,132 @@ def load_all(specs: Iterable[RewardSpec]) -> tuple[Reward, ...]:
     return rewards
 
 
+def _made(kind: type, function: str, loaded: Loaded) -> Any:
+    if function not in loaded:
+        try:
+            with same_folder():
+                loaded[function] = kind()
+        except (Exception, SystemExit) as error:  # a user's class may raise anything while it is made
+            raise RewardError(
+                f"the reward {function!r} is a class and cannot be made without arguments ({_describe(error)})"
+            ) from error
+    return loaded[function]
+
+
+def _check_call(spec: RewardSpec, function: RewardFunction) -> None:
+    try:
+        form = form_of(function)
+    except TypeError as error:
+        raise RewardError(
+            f"the reward {spec.function!r} cannot be called with two arguments ({error}); its parameters must be "
+            f"(rows, completions), (row, completions) or (row, completion)"
+        ) from None
+    if spec.concurrency and (form == "batch" or not is_async(function)):
+        raise RewardError(
+            f"the reward {spec.function!r} is called one time after the other, so `concurrency` says nothing; remove it, or "
+            f"write an async function of (row, completions) or (row, completion)"
+        )
+
+
+@attrs.frozen
+class _Batch:
+    """Completions that one reward judges, with their places among all that are judged."""
+
+    rows: Rows
+    completions: Sequence[str]
+    places: Sequence[int]
+    group: int
+
+    def place(self, index: int) -> str:
+        where = getattr(self.rows[index], "where", None)
+        number = self.places[index]
+        return f"row {number}" if where is None else f"row {number} ({where})"
+
+
 def score(
-    rewards: Sequence[Reward], rows: Rows, completions: Sequence[str]
+    rewards: Sequence[Reward], rows: Rows, completions: Sequence[str], group: int = 1
 ) -> tuple[list[float], dict[str, list[float]]]:
-    """Judges completions. A reward that raises is asked again row by row, to find the row that it cannot judge.
+    """Judges completions. A reward of batches that raises is asked again row by row, to find the row it cannot judge.
 
     Args:
         rewards: judges with different names.
         rows: the data row of every completion; each judge gets its own copies.
-        completions: the texts, B of them.
+        completions: the texts, B of them; those of one row stand together.
+        group: completions of each row.
 
     Returns:
-        B weighted sums, and the B unweighted values of every reward by name.
+        B weighted sums of what the judges of each row say, 0 where it has none; and by name the unweighted values of
+        every reward, of the completions that it judged, where there are any.
 
     Raises:
-        RewardError: a reward raised, or did not return one finite number of at most `LARGEST` per completion, or a
-            weighted sum is beyond that; names the reward and the row.
+        RewardError: a reward raised or took too long, or did not return one finite number of at most `LARGEST` per
+            completion, or a weighted sum is beyond that; names the reward and the row.
     """
-    parts = {reward.name: _values(reward, rows, completions) for reward in rewards}
-    totals = [
-        math.fsum(reward.weight * parts[reward.name][index] for reward in rewards) for index in range(len(completions))
-    ]
+    terms: list[list[float]] = [[] for _ in completions]
+    parts: dict[str, list[float]] = {}
+    for reward in rewards:
+        places = [index for index, row in enumerate(rows) if reward.judges(row)]
+        batch = _Batch([rows[i] for i in places], [completions[i] for i in places], places, group)
+        values = _values(reward, batch) if places else []
+        parts |= {reward.name: values} if places else {}
+        for index, value in zip(places, values, strict=True):
+            terms[index].append(reward.weight * value)
+    totals = [math.fsum(own) for own in terms]
+    whole = _Batch(rows, completions, range(len(rows)), group)
     for index, total in enumerate(totals):
         if not abs(total) <= LARGEST:
             raise RewardError(
-                f"the rewards of {_place(index, rows)} add up to {total} by their weights; the sum must be from "
+                f"the rewards of {whole.place(index)} add up to {total} by their weights; the sum must be from "
                 f"{-LARGEST:g} to {LARGEST:g}, so lower a weight"
             )
     return totals, parts
 
 
-def _values(reward: Reward, rows: Rows, completions: Sequence[str]) -> list[float]:
+def rehearse(rewards: Sequence[Reward], rows: Rows) -> dict[str, tuple[float, float]]:
+    """Asks rewards once, about the first row of every data set: what an empty text is worth, and what the row's answer.
+
+    Returns:
+        By name the values for the first row that the reward judges, of no text and of its `answer` or `response`.
+
+    Raises:
+        RewardError: as `score`.
+    """
+    firsts = list({getattr(row, "source", ""): row for row in reversed(rows)}.values())[::-1]
+    texts = [text for row in firsts for text in ("", str(row.get("answer", row.get("response", ""))))]
+    _, parts = score(rewards, [row for row in firsts for _ in range(2)], texts, group=2)
+    return {name: (values[0], values[1]) for name, values in parts.items()}
+
+
+def _values(reward: Reward, batch: _Batch) -> list[float]:
+    form = reward.form
+    pieces = calls(form, len(batch.completions), batch.group)
     try:
-        result = _ask(reward, rows, completions)
-    except (Exception, SystemExit) as error:  # whatever a user's function raises is reported, with the row it is about
-        raise RewardError(
-            f"the reward {reward.name!r} failed {_blame(reward, rows, completions)}: {_describe(error)}"
-        ) from error
-    values = _listed(reward, result)
+        results = _ask(reward, batch, pieces)
+    except CallError as failure:
+        raise _failed(reward, batch, pieces, failure) from failure.error
+    values = [
+        value for piece, result in zip(pieces, results, strict=True) for value in _of_call(reward, form, piece, result)
+    ]
+    return [_number(reward, value, index, batch) for index, value in enumerate(values)]
+
+
+def _ask(reward: Reward, batch: _Batch, pieces: Sequence[slice]) -> list[Any]:
+    given = [arguments(reward.form, batch.rows[piece], batch.completions[piece]) for piece in pieces]
+    return call_all(reward.function, given, reward.timeout, reward.at_once)
+
+
+def _of_call(reward: Reward, form: Form, piece: slice, result: Any) -> Sequence[Any]:
+    """The values of one call, as many as it judged completions."""
+    values, count = _listed(reward, result), piece.stop - piece.start
+    if form == "one":
+        return [values]
     if not isinstance(values, list | tuple):
         raise RewardError(f"the reward {reward.name!r} returned a {type(result).__name__}; return a list of numbers")
-    if len(values) != len(completions):
+    if len(values) != count:
         raise RewardError(
-            f"the reward {reward.name!r} returned {len(values)} values for {len(completions)} completions; "
-            f"return one number for each"
+            f"the reward {reward.name!r} returned {len(values)} values for {count} completions; return one number for each"
         )
-    return [_number(reward, value, index, rows) for index, value in enumerate(values)]
+    return values
 
 
 def _listed(reward: Reward, result: Any) -> Any:
@@ -136,24 +263,38 @@ def _listed(reward: Reward, result: Any) -> Any:
         ) from error
 
 
-def _ask(reward: Reward, rows: Rows, completions: Sequence[str]) -> Any:
-    return reward.function([copy.deepcopy(dict(row)) for row in rows], list(completions))
+def _failed(reward: Reward, batch: _Batch, pieces: Sequence[slice], failure: CallError) -> RewardError:
+    if isinstance(failure.error, TookTooLong):
+        return RewardError(
+            f"the reward {reward.name!r} gave no answer {_where(reward, batch, pieces, failure)} within its timeout of "
+            f"{reward.timeout:g} s; raise `timeout`, or see what it waits for"
+        )
+    known = reward.form != "batch" and failure.call is not None
+    where = _where(reward, batch, pieces, failure) if known else _blame(reward, batch)
+    return RewardError(f"the reward {reward.name!r} failed {where}: {_describe(failure.error)}")
 
 
-def _blame(reward: Reward, rows: Rows, completions: Sequence[str]) -> str:
+def _where(reward: Reward, batch: _Batch, pieces: Sequence[slice], failure: CallError) -> str:
+    """The completions that a call was about."""
+    if failure.call is None or reward.form == "batch":
+        return f"on the batch of {len(batch.completions)} completions"
+    return f"on {batch.place(pieces[failure.call].start)}"
+
+
+def _blame(reward: Reward, batch: _Batch) -> str:
     """The row that a failure is about: the first for which the function also fails alone."""
-    for index, (row, completion) in enumerate(zip(rows, completions, strict=True)):
+    for index in range(len(batch.completions)):
         try:
-            _ask(reward, [row], [completion])
-        except (Exception, SystemExit):
-            return f"on {_place(index, rows)}"
-    return f"on the batch of {len(completions)} rows, though on none of them alone"
+            _ask(reward, batch, [slice(index, index + 1)])
+        except CallError:
+            return f"on {batch.place(index)}"
+    return f"on the batch of {len(batch.completions)} rows, though on none of them alone"
 
 
-def _number(reward: Reward, value: Any, index: int, rows: Rows) -> float:
+def _number(reward: Reward, value: Any, index: int, batch: _Batch) -> float:
     if not isinstance(value, numbers.Real):
         raise RewardError(
-            f"the reward {reward.name!r} returned a {type(value).__name__} for {_place(index, rows)}; it must be a number"
+            f"the reward {reward.name!r} returned a {type(value).__name__} for {batch.place(index)}; it must be a number"
         )
     try:
         number = float(value)
@@ -161,15 +302,10 @@ def _number(reward: Reward, value: Any, index: int, rows: Rows) -> float:
         number = math.inf
     if not abs(number) <= LARGEST:
         raise RewardError(
-            f"the reward {reward.name!r} returned {number} for {_place(index, rows)}; it must be finite and from "
+            f"the reward {reward.name!r} returned {number} for {batch.place(index)}; it must be finite and from "
             f"{-LARGEST:g} to {LARGEST:g}"
         )
     return number
-
-
-def _place(index: int, rows: Rows) -> str:
-    where = getattr(rows[index], "where", None)
-    return f"row {index}" if where is None else f"row {index} ({where})"
 
 
 def _import(module_name: str, reward: str) -> Any:
@@ -178,7 +314,8 @@ def _import(module_name: str, reward: str) -> Any:
         sys.path.insert(0, here)
     importlib.invalidate_caches()
     try:
-        return importlib.import_module(module_name)
+        with same_folder():
+            return importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # a user's module may raise anything while it is imported
         raise RewardError(
             f"the reward {reward!r} does not import ({_describe(error)}); it is looked for in the current folder first, "

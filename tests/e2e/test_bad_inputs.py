@@ -173,7 +173,11 @@ def test_a_reward_with_another_signature(tmp_path: Path, monkeypatch: pytest.Mon
     words = bad_inputs.spec(phases__grpo__rewards__0__function="one_argument:judge", evaluation=None)(tmp_path)
     done = tiny.in_process(words)
     assert done.code == 2
-    assert "TypeError: judge() takes 1 positional argument but 2 were given" in done.err
+    assert done.err == (
+        "error: phases.grpo.rewards: the reward 'one_argument:judge' cannot be called with two arguments (too many positional "
+        "arguments); its parameters must be (rows, completions), (row, completions) or (row, completion)\n"
+    )
+    assert not (tmp_path / "out").exists()
 
 
 def test_tied_tensors_that_differ_are_found_when_they_are_read(tmp_path: Path) -> None:

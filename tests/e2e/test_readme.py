@@ -6,11 +6,15 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
+import msgspec
 import pytest
+import torch
 
 import areno_fn as af
+from areno_fn.contracts.spec import RewardSpec
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
@@ -69,12 +73,29 @@ def test_a_loss_that_does_not_fit_its_phase_is_refused_before_anything_runs() ->
 
 
 def test_the_guide_to_losses_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    refused, tried = blocks("docs/adding/loss.md", "python")
+    refused, tried, of_tokens = blocks("docs/adding/loss.md", "python")
     run_block(refused, tmp_path, monkeypatch)
     scope = run_block(tried, tmp_path, monkeypatch)
     state = scope["state"]
     assert isinstance(state, af.TrainState)
     assert state.counters.optimizer_step == 1
+    found = run_block(of_tokens, tmp_path, monkeypatch)["advantages"]
+    assert isinstance(found, torch.Tensor) and found.mean().abs() < 1e-6 and found[0, 1] == 0
+
+
+def test_the_guide_to_rewards_runs_and_its_settings_are_those_of_a_specification(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    written, tried = blocks("docs/adding/reward.md", "python")
+    run_block(written, tmp_path, monkeypatch)
+    try:
+        run_block(tried, tmp_path, monkeypatch)
+    finally:
+        sys.modules.pop("my_rewards", None)
+    (settings,) = blocks("docs/adding/reward.md", "toml")
+    for table in tomllib.loads(settings)["phases"]["rewards"]:
+        msgspec.convert(table, RewardSpec)
 
 
 def test_the_guide_to_layouts_runs_and_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,7 +149,7 @@ def _tiny_folder(folder: Path) -> Path:
     return folder / "tiny" / "export"
 
 
-@pytest.mark.parametrize("name", ["quickstart", "sft", "grpo", "lora"])
+@pytest.mark.parametrize("name", ["quickstart", "sft", "grpo", "lora", "muon", "dpo", "gspo"])
 def test_packed_specifications_agree_with_their_source(name: str) -> None:
     source, packed = ROOT / f"specs/{name}.toml", ROOT / f"specs/{name}.msgpack"
     assert af.read_spec(str(source)) == af.read_spec(str(packed)), f"run python -m areno_fn.spec pack {source}"

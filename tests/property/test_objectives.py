@@ -8,7 +8,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 
 from areno_fn import tree
 from areno_fn.contracts.actions import Actions, Scores, Sums
@@ -16,7 +16,9 @@ from areno_fn.steps.advantages import group_advantages
 from areno_fn.steps.compose import Objective, accumulate, pipeline
 from areno_fn.steps.objectives.clipped import clipped
 from areno_fn.steps.objectives.cross_entropy import cross_entropy
+from areno_fn.steps.objectives.sequence import sequence_clipped
 from areno_fn.steps.reduce import aggregate, finish
+from areno_fn.testing import laws
 
 HOWS = ("token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "constant_length")
 Batch = dict[str, torch.Tensor]
@@ -48,6 +50,7 @@ def acted(params: Batch, batch: Batch) -> Actions:
         old=batch["old"],
         advantage=batch["advantage"],
         reference=batch["reference"],
+        rollout=batch["rollout"],
     )
 
 
@@ -57,6 +60,8 @@ OBJECTIVES: dict[str, Objective] = {
         f"clipped {how}": pipeline(acted, clipped(0.2, 0.28, aggregation=how, constant=4.0, kl_coef=0.1))
         for how in HOWS
     },
+    "clipped dual": pipeline(acted, clipped(0.2, 0.28, dual=1.1, importance_cap=1.5)),
+    "sequence_clipped": pipeline(acted, sequence_clipped(0.05, 0.1, kl_coef=0.1)),
 }
 
 
@@ -79,6 +84,7 @@ def problems(draw: st.DrawFn) -> tuple[Batch, list[Batch]]:
             "x": normal(length, FEATURES),
             "weight": weight,
             "reference": normal(length),
+            "rollout": normal(length),
             "advantage": normal(length),
         }
         one = {**document, "segments": torch.zeros(length, dtype=torch.int64), "documents": torch.tensor(1)}
@@ -88,9 +94,8 @@ def problems(draw: st.DrawFn) -> tuple[Batch, list[Batch]]:
 
 def together(documents: list[Batch]) -> Batch:
     """Documents laid end to end."""
-    joined = {
-        name: torch.cat([d[name] for d in documents]) for name in ("x", "weight", "reference", "advantage", "old")
-    }
+    names = ("x", "weight", "reference", "advantage", "old", "rollout")
+    joined = {name: torch.cat([d[name] for d in documents]) for name in names}
     lengths = torch.tensor([len(d["weight"]) for d in documents])
     segments = torch.repeat_interleave(torch.arange(len(documents)), lengths)
     return {**joined, "segments": segments, "documents": torch.tensor(len(documents))}
@@ -140,7 +145,10 @@ def test_what_is_masked_changes_nothing(name: str, problem: tuple[Batch, list[Ba
     params, documents = problem
     batch = together(documents)
     dead = batch["weight"] == 0
-    dirty = {k: v.masked_fill(dead, junk) if k in ("old", "advantage", "reference") else v for k, v in batch.items()}
+    dirty = {
+        k: v.masked_fill(dead, junk) if k in ("old", "advantage", "reference", "rollout") else v
+        for k, v in batch.items()
+    }
     dirty["junk"] = torch.tensor(junk, dtype=torch.float64)
     derive = accumulate(OBJECTIVES[name])
     assert tree.equal(derive(params, (batch,)), derive(params, (dirty,)))
@@ -199,6 +207,16 @@ def test_aggregate_is_its_definition(how: str, rows: list[tuple[float, float, in
     assert found == pytest.approx(by_loops(values, weight, segments, how, 3.0), rel=1e-12, abs=1e-12)
 
 
+@settings(max_examples=25)
+@given(problem=problems(), name=st.sampled_from([name for name in OBJECTIVES if name != "clipped dual"]))
+def test_the_gradient_is_that_of_the_value(name: str, problem: tuple[Batch, list[Batch]]) -> None:
+    """Where no bound is near, since a difference across one is not a derivative."""
+    params, documents = problem
+    batch = together(documents)
+    near = scores(params, batch).logp - 0.01
+    laws.gradient(OBJECTIVES[name], params, {**batch, "old": near, "rollout": near}, step=1e-6, tolerance=1e-4)
+
+
 # ------------------------------------------------------------------------------------------ advantages
 
 rewards_and_groups = st.lists(st.tuples(st.floats(-10, 10, width=32), st.integers(-3, 3)), min_size=1, max_size=12).map(
@@ -206,15 +224,16 @@ rewards_and_groups = st.lists(st.tuples(st.floats(-10, 10, width=32), st.integer
 )  # twice: no group of one
 
 
+@pytest.mark.parametrize("baseline", ["group", "leave_one_out", "batch"])
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 @given(problem=rewards_and_groups, data=st.data())
 def test_advantages_move_with_their_rows(
-    scale: str, problem: tuple[list[float], list[int]], data: st.DataObject
+    scale: str, baseline: str, problem: tuple[list[float], list[int]], data: st.DataObject
 ) -> None:
     rewards, groups = torch.tensor(problem[0]), torch.tensor(problem[1])
     order = torch.tensor(data.draw(st.permutations(range(len(rewards)))))
-    first = group_advantages(rewards, groups, scale=scale)[order]
-    second = group_advantages(rewards[order], groups[order], scale=scale)
+    first = group_advantages(rewards, groups, baseline=baseline, scale=scale)[order]
+    second = group_advantages(rewards[order], groups[order], baseline=baseline, scale=scale)
     torch.testing.assert_close(first, second, rtol=1e-6, atol=1e-6)
 
 

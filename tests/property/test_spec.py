@@ -43,7 +43,9 @@ def values(info: inspect.Type) -> st.SearchStrategy[Any]:
         case inspect.TupleType():
             return st.tuples(*[values(item) for item in info.item_types]).map(list)
         case inspect.DictType():
-            return st.dictionaries(TEXTS, FREE, max_size=4)
+            return st.dictionaries(TEXTS, values(info.value_type), max_size=4)
+        case inspect.AnyType():
+            return FREE
         case inspect.LiteralType():
             return st.sampled_from(info.values)
         case inspect.BoolType():

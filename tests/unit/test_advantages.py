@@ -88,3 +88,22 @@ def test_no_warning_otherwise() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         of([0, 1, 0, 1], [0, 0, 1, 1])
+
+
+def test_leave_one_out_compares_with_the_others_of_a_group() -> None:
+    """Rewards 1, 2, 6 of one group: the others' means are 4, 3.5 and 1.5."""
+    rewards, groups = torch.tensor([1.0, 2.0, 6.0, 5.0, 5.0]), torch.tensor([4, 4, 4, 2, 2])
+    found = group_advantages(rewards, groups, baseline="leave_one_out", scale="none")
+    assert found.tolist() == pytest.approx([-3.0, -1.5, 4.5, 0.0, 0.0], abs=1e-6)
+    with pytest.warns(UserWarning, match="one sample"):
+        alone = group_advantages(torch.tensor([3.0]), torch.tensor([0]), baseline="leave_one_out", scale="none")
+    assert alone.tolist() == [0.0]
+
+
+def test_a_baseline_of_the_batch_whitens_all_rewards() -> None:
+    rewards, groups = torch.tensor([0.0, 1.0, 0.0, 3.0]), torch.tensor([0, 1, 2, 3])
+    found = group_advantages(rewards, groups, baseline="batch", scale="batch")
+    spread = 1.5**0.5  # deviations -1, 0, -1, 2
+    assert found.tolist() == pytest.approx([-1 / spread, 0.0, -1 / spread, 2 / spread], abs=1e-6)
+    with pytest.raises(SpecError, match="baseline 'mean' does not exist; choose one of group, leave_one_out, batch"):
+        group_advantages(rewards, groups, baseline="mean")

@@ -100,6 +100,26 @@ def test_a_sound_specification_passes() -> None:
             "temperature above 0",
         ),
         (
+            "phases.1.algorithm.dual_clip",
+            1.0,
+            "phases.grpo.algorithm.dual_clip: 1.0 is not above 1; use a number above 1, or 0 for no bound",
+        ),
+        (
+            "phases.1.algorithm",
+            {"kind": "grpo", "kl_in": "reward", "sampling": {"max_tokens": 4}},
+            "phases.grpo.algorithm.kl_in: without kl_coef there is no KL to take from the reward; give kl_coef, or remove this",
+        ),
+        (
+            "phases.1.algorithm",
+            {"kind": "gspo", "samples": 1, "baseline": "leave_one_out", "sampling": {"max_tokens": 4}},
+            "phases.grpo.algorithm.samples: a group of 1 has no others to be compared with; use at least 2",
+        ),
+        (
+            "phases.0.algorithm",
+            {"kind": "dpo", "loss": "hinge", "label_smoothing": 0.1},
+            "phases.sft.algorithm.label_smoothing: it belongs to the loss 'sigmoid'; remove it, or `loss`",
+        ),
+        (
             "phases.1.algorithm.samples",
             1,
             "phases.grpo.algorithm.samples: a group of 1 has no spread, so every advantage would be 0; use at least 2",

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from areno_fn.contracts.errors import DataError
 from areno_fn.contracts.spec import ArithmeticData, JsonlData
@@ -136,3 +137,59 @@ def test_fields_of_the_wrong_type() -> None:
 def test_a_path_that_can_be_none(path: str) -> None:
     with pytest.raises(DataError, match="cannot be read .*; give the path of a JSONL file"):
         read_jsonl(path)
+
+
+def test_columns_are_renamed(tmp_path: Path) -> None:
+    spec = write(tmp_path, {"ask": "a", "solution": "b", "id": 1})
+    spec = structs.replace(spec, columns={"question": "ask", "answer": "solution", "gold": "solution"})
+    assert read(spec) == [{"question": "a", "answer": "b", "gold": "b", "id": 1}]
+
+
+def test_two_columns_may_change_places(tmp_path: Path) -> None:
+    spec = write(tmp_path, {"prompt": "a", "response": "b"})
+    assert read(structs.replace(spec, columns={"prompt": "response", "response": "prompt"})) == [
+        {"prompt": "b", "response": "a"}
+    ]
+
+
+def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
+    spec = write(tmp_path, {"ask": "a"}, {"asked": "a", "id": 1})
+    with pytest.raises(
+        DataError, match=r"rows\.jsonl:2: there is no 'ask' for `columns` to rename; the row has asked, id"
+    ):
+        read(structs.replace(spec, columns={"prompt": "ask"}))
+
+
+def test_behind_the_limit_nothing_is_read(tmp_path: Path) -> None:
+    spec = structs.replace(write(tmp_path, {"text": "a"}, "", {"text": "b"}, "no JSON"), limit=2)
+    assert read(spec) == [{"text": "a"}, {"text": "b"}]
+
+
+def test_rows_say_which_data_set_they_are_from(tmp_path: Path) -> None:
+    sums = ArithmeticData(count=1)
+    rows = read_all(
+        [sums, structs.replace(sums, name="sums"), structs.replace(write(tmp_path, {"text": "a"}), name="b.c")]
+    )
+    assert [row.source for row in rows] == ["0", "sums", "b.c"]
+
+
+def test_a_row_that_fits_nothing_is_shown_and_a_long_one_cut(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r'`columns` renames keys; the row is \{"ask": "why\?"\}$'):
+        read(write(tmp_path, {"ask": "why?"}))
+    with pytest.raises(DataError, match=r'the row is \{"ask": "wwww') as caught:
+        read(write(tmp_path, {"ask": "w" * 10**6}))
+    assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize("role", ["asistant", "Assistant", "human", "gpt", ""])
+def test_roles_are_checked(role: str) -> None:
+    row = Row({"messages": [TURN, {"role": role, "content": "yo"}]}, "f", 3)
+    with pytest.raises(
+        DataError, match=rf"f:3: messages\[1\] has the role '{role}'; roles are system, developer, user"
+    ):
+        messages(row, "messages")
+
+
+def test_every_role_may_speak() -> None:
+    talk = [{"role": role, "content": "x"} for role in ("system", "developer", "user", "assistant", "tool")]
+    assert len(messages(Row({"messages": talk}, "f", 3), "messages")) == 5

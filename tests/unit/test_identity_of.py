@@ -54,6 +54,7 @@ INCLUDED = [
     ({"phases__0__name": "first"}, {"phases", "optimizers"}),
     ({"phases__0__data__0__seed": 1}, {"data"}),
     ({"phases__0__data__0__count": 39}, {"data"}),
+    ({"phases__0__data__0__weight": 2.0}, {"data"}),
     ({"phases__0__optimizers__0__lr": 0.5}, {"optimizers"}),
     ({"phases__0__optimizers__0__max_grad_norm": 0.5}, {"optimizers"}),
     ({"phases__1__algorithm__kl_coef": 0.2}, {"phases"}),
@@ -123,6 +124,30 @@ def test_a_loss_of_ones_own_counts_by_its_name(base: RunIdentity) -> None:
         raise NotImplementedError
 
     assert set(base.differences(identity(BASE, grpo=mine))) == {"phases"}
+
+
+def test_the_patience_with_a_reward_does_not_count(base: RunIdentity) -> None:
+    waits = {"phases__1__rewards__0__timeout": 5.0, "evaluation__rewards__0__timeout": 5.0}
+    assert identity(spec(**waits)) == base
+    stopping = {"phases__0__stop_at": 0.5}
+    assert identity(spec(**waits, **stopping)) == identity(spec(**stopping))
+
+
+def test_which_data_sets_a_reward_judges_counts_and_where_one_ends() -> None:
+    rewards = [
+        {"function": "areno_fn.world.rewards:exact_match", "data": ["a"]},
+        {"function": "areno_fn.world.rewards:contains_answer", "data": ["b"]},
+    ]
+    sums = {"kind": "arithmetic", "digits": 1, "count": 3, "name": "a"}
+    found = {
+        identity(spec(phases__1__rewards=rewards, phases__1__data=data)).data
+        for data in (
+            [sums, sums | {"name": "b"}],
+            [sums | {"name": "b"}, sums],
+            [sums | {"weight": 1.0}, sums | {"name": "b", "weight": 1.0}],
+        )
+    }
+    assert len(found) == 3
 
 
 def test_rows_count_by_their_content(tmp_path: Path) -> None:

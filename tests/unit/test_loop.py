@@ -224,3 +224,28 @@ def test_the_key_of_a_run_never_changes(tmp_path: Path) -> None:
     notes = run(planned(), tmp_path)
     words = {int(state.key.word()) for state in notes.saved}
     assert len(words) == 1
+
+
+def test_data_sets_are_mixed_by_weight_among_the_rows_that_are_left(tmp_path: Path) -> None:
+    """Of 6 rows 2 are too long; the 6 places of an epoch are shared 1 : 1 with 2 other rows, whose rounds go on."""
+    first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
+    lines = [
+        f'{{"prompt": "{chr(65 + row)}", "response": "{"x" * (40 if row in (1, 4) else 1)}"}}\n' for row in range(8)
+    ]
+    first.write_text("".join(lines[:6]))
+    second.write_text("".join(lines[6:]))
+    phase = tomllib.loads(tiny.SPEC)["phases"][0] | {
+        "steps": 6,
+        "data": [{"kind": "jsonl", "path": str(path), "weight": 0.5} for path in (first, second)],
+        "batch": {"rows": 3, "max_length": 16, "overlong": "drop"},
+    }
+    seen: list[list[int]] = []
+    plan = noting(planned(phases=[phase]), seen)
+    assert plan.phases[0].mixed == ((4, 3), (2, 3))
+    run(plan, tmp_path)
+    epochs = [[chr(row) for batch in seen[start : start + 2] for row in batch] for start in (0, 2, 4)]
+    assert [sum(letter in "GH" for letter in epoch) for epoch in epochs] == [3, 3, 3]
+    read = "".join(letter for epoch in epochs for letter in epoch)
+    assert sorted(read.count(letter) for letter in "GH") == [4, 5]
+    assert sorted(read.count(letter) for letter in "ACDF") == [2, 2, 2, 3]
+    assert not set(read) & set("BE")

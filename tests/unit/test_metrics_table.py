@@ -6,12 +6,14 @@ import re
 
 import torch
 
-from areno_fn.contracts.actions import Actions, Scores
+from areno_fn.contracts.actions import Actions, Comparisons, Scores
 from areno_fn.contracts.metrics import METRICS
 from areno_fn.contracts.optim import Optimizer
 from areno_fn.contracts.spec import AdamWSpec
 from areno_fn.steps.objectives.clipped import clipped
 from areno_fn.steps.objectives.cross_entropy import cross_entropy
+from areno_fn.steps.objectives.preference import preference
+from areno_fn.steps.objectives.sequence import sequence_clipped
 from areno_fn.steps.optimizers import adamw
 from areno_fn.steps.reduce import finish
 
@@ -36,6 +38,16 @@ def test_every_train_metric_is_reported_by_something_and_nothing_else() -> None:
     reported = finish(clipped()(actions), optimizer_stats(adamw(AdamWSpec(), 10)))
     assert set(reported) == {name for name in METRICS if name.startswith("train/")}
     assert set(finish(cross_entropy()(Scores(**fields)))) <= set(METRICS)
+
+
+def test_pairs_and_sequences_report_what_the_table_names() -> None:
+    fields = {"logp": torch.ones(2), "weight": torch.ones(2), "segments": torch.arange(2), "entropy": torch.ones(2)}
+    compared = finish(preference()(Comparisons(**fields, reference=torch.ones(2), documents=2)))
+    assert {name for name in compared if name.startswith("dpo/")} == {n for n in METRICS if n.startswith("dpo/")}
+    data = {name: torch.ones(2) for name in ("old", "advantage", "reference")}
+    of_sequences = finish(sequence_clipped()(Actions(**fields, **data, documents=2)))
+    of_tokens = finish(clipped()(Actions(**fields, **data, documents=2)))
+    assert of_sequences.keys() == of_tokens.keys() and {*compared, *of_sequences} <= set(METRICS)
 
 
 def test_the_table_cannot_be_written_to() -> None:

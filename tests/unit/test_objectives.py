@@ -14,6 +14,7 @@ from areno_fn.contracts.record import replace
 from areno_fn.steps.objectives.clipped import clipped
 from areno_fn.steps.objectives.cross_entropy import cross_entropy
 from areno_fn.steps.objectives.kl import kl
+from areno_fn.steps.objectives.sequence import sequence_clipped
 from areno_fn.steps.reduce import aggregate, count_of, finish, masked, measure, reduce_sums
 
 F64 = torch.float64
@@ -26,7 +27,14 @@ def tensor(*values: float) -> torch.Tensor:
 
 
 def actions(
-    logp: torch.Tensor, old: Any, advantage: Any, *, weight: Any = None, segments: Any = None, reference: Any = None
+    logp: torch.Tensor,
+    old: Any,
+    advantage: Any,
+    *,
+    weight: Any = None,
+    segments: Any = None,
+    reference: Any = None,
+    rollout: Any = None,
 ) -> Actions:
     segments = torch.zeros(len(logp), dtype=torch.int64) if segments is None else torch.tensor(segments)
     return Actions(
@@ -37,6 +45,7 @@ def actions(
         old=tensor(*old),
         advantage=tensor(*advantage),
         reference=None if reference is None else tensor(*reference),
+        rollout=None if rollout is None else tensor(*rollout),
         documents=int(segments.max()) + 1,
     )
 
@@ -391,3 +400,102 @@ def test_k3_keeps_its_digits_near_zero_in_float32() -> None:
 def test_an_unknown_estimator_is_refused() -> None:
     with pytest.raises(SpecError, match="KL estimator 'k4' does not exist; choose one of k1, k2, k3, abs"):
         clipped(kl_estimator="k4")
+
+
+# ------------------------------------------------------------------------------------------ GSPO
+
+
+def test_L14_one_term_a_sequence_whose_ratio_goes_by_the_mean() -> None:
+    """Log ratios .2, -.1, .3: s = exp(.4 / 3), whether the sequence is alone or beside a longer one."""
+    right = 1.1426308
+    wide_open = sequence_clipped(0.9, 9.0)
+    loss, gradient, metrics = loss_and_grad(wide_open, (0.2, -0.1, 0.3), old=(0, 0, 0), advantage=(1, 1, 1))
+    assert loss == pytest.approx(-right, abs=TABLE)
+    assert gradient == pytest.approx([-right / 3] * 3, abs=TABLE)
+    assert metrics["ratio_mean"] == pytest.approx(right, abs=TABLE)
+    longer = loss_and_grad(
+        wide_open,
+        (0.2, -0.1, 0.3, *[0.0] * 7),
+        old=[0.0] * 10,
+        advantage=[1.0] * 3 + [-1.0] * 7,
+        segments=[0] * 3 + [1] * 7,
+    )
+    assert longer[0] == pytest.approx((-right + 1) / 2, abs=TABLE)
+    assert longer[1] == pytest.approx([-right / 6] * 3 + [1 / 14] * 7, abs=TABLE)
+
+
+def test_L15_a_long_sequence_is_not_weighted_down() -> None:
+    count = 282
+    loss, _, metrics = loss_and_grad(
+        sequence_clipped(0.9, 9.0), (-0.01,) * count, old=(0.0,) * count, advantage=(1.0,) * count
+    )
+    assert -loss == pytest.approx(math.exp(-0.01), abs=1e-12)
+    assert metrics["ratio_mean"] == pytest.approx(0.990050, abs=5e-7)  # exp of the sum would be .0596
+
+
+def test_gspo_packed_of_the_table() -> None:
+    loss, gradient, _ = loss_and_grad(
+        sequence_clipped(), (-0.5, -0.4, -0.3), old=(-0.5, -0.4, -0.3), advantage=(1, 1, -1), segments=[0, 0, 1]
+    )
+    assert loss == pytest.approx(0.0, abs=1e-15)
+    assert gradient == pytest.approx([-0.25, -0.25, 0.5], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("logp", "advantage", "loss", "slope"),
+    [
+        (0.1, 1.0, -1.0004, 0.0),
+        (0.1, -1.0, math.exp(0.1), math.exp(0.1)),
+        (-0.1, -1.0, 0.9997, 0.0),
+        (-0.1, 1.0, -math.exp(-0.1), -math.exp(-0.1)),
+    ],
+)
+def test_gspo_clips_whole_sequences(logp: float, advantage: float, loss: float, slope: float) -> None:
+    found, gradient, metrics = loss_and_grad(
+        sequence_clipped(), (logp + 0.5, logp - 0.5), old=(0, 0), advantage=(advantage, advantage)
+    )
+    assert found == pytest.approx(loss, abs=1e-12)
+    assert gradient == pytest.approx([slope / 2] * 2, abs=1e-12)
+    assert metrics["clip_fraction"] == float(slope == 0)
+    assert metrics["clip_fraction_low"] == float(slope == 0 and advantage < 0)
+
+
+def test_gspo_adds_the_mean_kl_of_a_sequence() -> None:
+    fields: dict[str, Any] = {"old": (-1, -1, -1), "advantage": (0, 0, 0), "reference": (-1.5, -1.5, -1.5)}
+    loss, gradient, metrics = loss_and_grad(
+        sequence_clipped(kl_coef=0.5, kl_estimator="k2"), (-1.0, -1.0, -1.0), segments=[0, 0, 1], **fields
+    )
+    assert loss == pytest.approx(0.5 * 0.125, abs=1e-12) and metrics["policy_loss"] == 0.0
+    assert gradient == pytest.approx([0.5 * 0.5 / 4] * 2 + [0.5 * 0.5 / 2], abs=1e-12)
+    with pytest.raises(RecordError, match="sequence_clipped has kl_coef=0.5, but the Actions carry no reference"):
+        sequence_clipped(kl_coef=0.5)(actions(tensor(-1.0), (-1.0,), (1.0,)))
+    with pytest.raises(SpecError, match="sequence_clipped needs 0 < low <= 1"):
+        sequence_clipped(low=0.0)
+
+
+# ------------------------------------------------------------------------------------------ dual clip, importance
+
+
+def test_the_dual_clip_of_the_table() -> None:
+    """Old (-3, -3, -1), logp (-.5, -.5, -1.5), A (-1, 1, 1), c = 3: loss terms 3, -1.2 and -exp(-.5)."""
+    loss, gradient, _ = loss_and_grad(clipped(dual=3.0), (-0.5, -0.5, -1.5), old=(-3, -3, -1), advantage=(-1, 1, 1))
+    assert loss == pytest.approx(0.3978231, abs=TABLE)
+    assert gradient == pytest.approx([0.0, 0.0, -0.2021769], abs=TABLE)
+    free, slopes, _ = loss_and_grad(clipped(), (-0.5, -0.5, -1.5), old=(-3, -3, -1), advantage=(-1, 1, 1))
+    assert slopes[0] == pytest.approx(math.exp(2.5) / 3) and free > loss
+    with pytest.raises(SpecError, match="dual > 1 and importance_cap > 0, or 0 for none, received dual=1.0"):
+        clipped(dual=1.0)
+
+
+def test_the_importance_of_a_token_is_truncated_data() -> None:
+    """Weights exp(old - rollout) of e^.1, e^-.2 and, capped, 2."""
+    fields: dict[str, Any] = {"old": (-1, -1, -1), "advantage": (1, 1, -1), "rollout": (-1.1, -0.8, -3)}
+    loss, gradient, metrics = loss_and_grad(clipped(importance_cap=2.0), (-1.0, -1.0, -1.0), **fields)
+    weights = [math.exp(0.1), math.exp(-0.2), 2.0]
+    assert loss == pytest.approx((-weights[0] - weights[1] + weights[2]) / 3, abs=1e-12)
+    assert gradient == pytest.approx([-weights[0] / 3, -weights[1] / 3, weights[2] / 3], abs=1e-12)
+    assert metrics["logp_diff_mean"] == pytest.approx((0.1 + 0.2 + 2.0) / 3, abs=1e-12)
+    assert metrics["logp_diff_max"] == pytest.approx(2.0)
+    assert loss_and_grad(clipped(), (-1.0, -1.0, -1.0), **fields)[1] == pytest.approx([-1 / 3, -1 / 3, 1 / 3])
+    with pytest.raises(RecordError, match="importance_cap=2.0, but the Actions carry no rollout"):
+        clipped(importance_cap=2.0)(actions(tensor(-1.0), (-1.0,), (1.0,)))

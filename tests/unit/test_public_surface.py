@@ -12,13 +12,14 @@ import pytest
 import areno_fn
 
 NAMES = """
-Actions Counters Cursor Example Experience FAMILIES JudgedRollout Key Optimizer PackedTokens Plan Prompts Rollout
-RunSpec Sampling Scores Sums TokenPolicy TrainState Transform accumulate act adamw aggregate chain clipped cross_entropy
-custom_vjp donate experience group_advantages load_hf merge pack pipeline plan random read_spec record remat replace sampler
-save_hf score static train train_step tree unmerge value_and_grad
+Actions Comparisons Counters Cursor Estimates Example Experience FAMILIES JudgedRollout Key Optimizer PackedTokens
+Pair Pairs Plan Prompts Rollout RunSpec Sampling Scores Sums TokenPolicy TrainState Transform accumulate act adamw
+adamw8bit aggregate chain clipped compare cross_entropy custom_vjp donate experience gae group_advantages load_hf
+merge muon pack pair_batches partition pipeline plan preference random read_spec record remat replace sampler save_hf
+score sequence_clipped sgd static terminal_rewards train train_step tree unmerge value_and_grad value_clipped whiten
 """.split()
 TESTING = {
-    "laws": "exact_under_split gradient pure rollout_matches_training",
+    "laws": "exact_under_split gradient optimizer_matches pure rollout_matches_training",
     "strict": "strict",
     "strategies": "documents keys packed packed_tokens prompts sampling split_batches tensors trees",
 }

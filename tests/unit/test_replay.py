@@ -18,7 +18,7 @@ from areno_fn.contracts.errors import DataError, RecordError
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.record import replace
 from areno_fn.contracts.spec import Sampling
-from areno_fn.steps.token.experience import experience, minibatches, with_reference
+from areno_fn.steps.token.experience import completion_kl, completion_logp, experience, minibatches
 from areno_fn.steps.token.rollout import sampler
 from areno_fn.steps.token.score import act, reference_logp
 
@@ -172,16 +172,45 @@ def test_minibatches_keep_the_totals(count: int) -> None:
     assert total == float((advantages * rollout.lengths).sum())
 
 
-def test_the_reference_is_filled_in_by_a_snapshot() -> None:
-    (batch,) = experience(drawn(), torch.ones(12), micro_tokens=1000)
-    refer = reference_logp(POLICY, SAMPLING)
-    same = with_reference(batch, refer(PARAMS, batch.packed))
-    assert same.reference is not None and batch.reference is None
-    torch.testing.assert_close(same.reference, batch.old, rtol=0, atol=1e-5)  # no KL to where the policy started
+@pytest.mark.parametrize("micro_tokens", [1, 25, 1000])
+def test_what_a_snapshot_says_of_a_rollout_goes_to_its_decisions(micro_tokens: int) -> None:
+    refer, rollout = reference_logp(POLICY, SAMPLING), drawn()
     moved = tree.map(lambda x: x * 1.5, PARAMS)
-    assert float((refer(moved, batch.packed) - batch.old).abs().max()) > 0.01
+    same, other = (
+        completion_logp(lambda packed, params=params: refer(params, packed), rollout, micro_tokens)
+        for params in (PARAMS, moved)
+    )
+    torch.testing.assert_close(same, rollout.logp, rtol=0, atol=1e-5)  # no KL to where the policy started
+    batches = experience(rollout, torch.ones(12), micro_tokens=40, reference=other, old=same)
+    for batch in batches:
+        assert batch.reference is not None and batch.rollout is not None
+        torch.testing.assert_close(batch.reference, refer(moved, batch.packed), rtol=0, atol=1e-5)
+        torch.testing.assert_close(batch.old, batch.rollout, rtol=0, atol=1e-5)
+    (plain,) = experience(rollout, torch.ones(12), micro_tokens=1000)
+    assert plain.reference is None and plain.rollout is None
+    assert sorted(torch.cat([b.rollout for b in batches if b.rollout is not None]).tolist()) == sorted(
+        plain.old.tolist()
+    )
+    with pytest.raises(RecordError, match=r"reference has shape \(1,\), but the rollout's tokens \(12, "):
+        experience(rollout, torch.ones(12), micro_tokens=40, reference=torch.zeros(1))
     with pytest.raises(RecordError, match=r"Experience.reference has shape \(1,\)"):
-        with_reference(batch, torch.zeros(1))
+        replace(plain, reference=torch.zeros(1))
+
+
+def test_an_advantage_may_belong_to_one_token() -> None:
+    rollout = drawn()
+    each = torch.arange(rollout.tokens.numel(), dtype=torch.float32).view(rollout.tokens.shape)
+    inside = torch.arange(rollout.tokens.shape[1]) < rollout.lengths[:, None]
+    found = torch.cat([batch.advantage for batch in experience(rollout, each, micro_tokens=30)])
+    assert sorted(found.tolist()) == each[inside].tolist()
+
+
+def test_the_kl_of_a_completion_is_the_sum_over_its_drawn_tokens() -> None:
+    rollout = drawn()
+    reference = torch.where(rollout.logp != 0, rollout.logp - 0.25, torch.nan)
+    torch.testing.assert_close(completion_kl(rollout, reference), 0.25 * rollout.lengths, rtol=1e-5, atol=0)
+    k2 = completion_kl(rollout, reference, "k2")
+    torch.testing.assert_close(k2, 0.03125 * rollout.lengths, rtol=1e-5, atol=0)
 
 
 def test_one_advantage_a_row() -> None:

@@ -91,17 +91,17 @@ def test_a_good_file_is_read_with_its_defaults(base: Path) -> None:
             "seed: 1",
             "the specification lacks 'model', which must be a table with kind 'scratch' or 'hf'",
         ),
-        ("{kind: sft}", "{}", "phases.sft.algorithm lacks 'kind', which must be 'sft' or 'grpo'"),
-        ("{kind: sft}", "{kind: ppo}", "phases.sft.algorithm.kind must be 'sft' or 'grpo', received the text 'ppo'"),
+        ("{kind: sft}", "{}", "phases.sft.algorithm lacks 'kind', which must be 'sft', 'dpo', 'grpo' or 'gspo'"),
+        ("{kind: sft}", "{kind: ppo}", "phases.sft.algorithm.kind must be 'sft', 'dpo', 'grpo' or 'gspo', received the text 'ppo'"),
         (
             "{kind: adamw,",
             "{kind: adam,",
-            "phases.sft.optimizers.actor.kind must be 'adamw', received the text 'adam'",
+            "phases.sft.optimizers.actor.kind must be 'adamw', 'adamw8bit', 'sgd' or 'muon', received the text 'adam'",
         ),
         (
             "algorithm: {kind: sft}",
             "algorithm: sft",
-            "phases.sft.algorithm must be a table with kind 'sft' or 'grpo', received the text 'sft'",
+            "phases.sft.algorithm must be a table with kind 'sft', 'dpo', 'grpo' or 'gspo', received the text 'sft'",
         ),
         ("lr: 0.001", "lr: -1", "phases.sft.optimizers.actor.lr must be a number above 0, received the number -1"),
         (
@@ -355,7 +355,10 @@ def test_later_overrides_win(base: Path) -> None:
         ("seed=abc", "seed must be an integer of at least 0, received the text 'abc'"),
         ("seed=-1", "seed must be an integer of at least 0, received the number -1"),
         ("device=gpu", "device must be 'auto', 'cpu' or 'cuda', received the text 'gpu'"),
-        ("phases.sft.algorithm.kind=ppo", "phases.sft.algorithm.kind must be 'sft' or 'grpo', received the text 'ppo'"),
+        (
+            "phases.sft.algorithm.kind=ppo",
+            "phases.sft.algorithm.kind must be 'sft', 'dpo', 'grpo' or 'gspo', received the text 'ppo'",
+        ),
         ("seed.x=1", "seed is the number 0 and has nothing inside"),
         ("model.path.x=1", "model.path is the text 'models/tiny' and has nothing inside"),
         ("seed", "an override is written address=value, for example --set phases.sft.steps=100"),
@@ -484,3 +487,12 @@ def test_a_difference_inside_a_phase_goes_by_its_name() -> None:
 def test_a_table_of_another_kind_keeps_what_this_kind_has(base: Path) -> None:
     overrides = ["model.kind=scratch", "model.family=llama", "model.kind=hf", "model.path=models/other"]
     assert specfile.read(base, overrides).model == HFModel(path="models/other")
+
+
+@pytest.mark.parametrize("text", ["\x85", "a\u2028b", "\u2029 x"])
+def test_line_breaks_of_unicode_survive_yaml(tmp_path: Path, text: str) -> None:
+    data = {"kind": "jsonl", "path": text, "columns": {"prompt": text}}
+    plain = {"model": {"kind": "hf", "path": "m"}, "phases": [{"name": "a", "algorithm": {"kind": "sft"}, "data": [data]}]}
+    spec = msgspec.convert(plain, RunSpec)
+    specfile.write(spec, tmp_path / "s.yaml")
+    assert specfile.read(tmp_path / "s.yaml") == spec

@@ -39,7 +39,9 @@ def _table(value: Struct, info: Type, path: str, told: set[type]) -> Iterator[st
     for field in struct.fields:
         item, where = getattr(value, field.name), f"{path}.{field.name}".lstrip(".")
         words = meaning(struct.cls, field.name)
-        if _is_table(item):
+        if item == {} == default_of(field):
+            yield _setting(field, item, words)
+        elif _is_table(item):
             inner.append(_inner(item, field.type, where, words, told))
         elif item is None:
             inner.append(iter(["", f"#[{where}]  # {words}"]))
@@ -102,6 +104,8 @@ def _line(setting: str, words: str) -> str:
 
 
 def _toml(value: Any) -> str:
+    if value == {}:
+        return "{}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(_toml(item) for item in value)}]"
     return tomli_w.dumps({"x": value}).removeprefix("x = ").rstrip("\n")

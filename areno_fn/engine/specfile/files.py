@@ -118,6 +118,17 @@ def _spell_out(raw: dict[str, Any]) -> None:
     """Puts a table where its kind alone may stand: `finetune = "lora"`."""
     if isinstance(raw.get("finetune"), str):
         raw["finetune"] = {"kind": raw["finetune"]}
+    for optimizer in _tables(raw, "phases", "optimizers"):
+        optimizer.setdefault("kind", "adamw")  # before there were others, it could be left out
+
+
+def _tables(raw: dict[str, Any], *names: str) -> list[dict[str, Any]]:
+    """The tables of lists in tables of lists, where they are what they should be."""
+    found = [raw]
+    for name in names:
+        lists = (table.get(name) for table in found)
+        found = [item for items in lists if isinstance(items, list) for item in items if isinstance(item, dict)]
+    return found
 
 
 def _blame(where: str, place: Place, places: list[tuple[Place, str]]) -> str:

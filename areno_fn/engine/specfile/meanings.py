@@ -9,6 +9,36 @@ import msgspec
 from areno_fn.contracts import spec
 from areno_fn.engine.specfile.types import fields, root, structs
 
+_SHARED = {
+    "name": "by which rewards refer to it",
+    "weight": "its share of an epoch, beside the other weights; 0 everywhere reads every row once",
+}
+_STORED = {
+    "columns": "wanted = theirs, where columns have other names",
+    "limit": "first rows that are read; 0: all",
+    **_SHARED,
+}
+
+_OPTIMIZER = {
+    "decay": "which weights decay: matrices, hidden ones only, or all",
+    "max_grad_norm": "gradients are scaled down to this norm; 0 never",
+    "schedule": "of the learning rate",
+    "groups": "parameters with a rate and a decay of their own",
+}
+
+_SAMPLED = {
+    "samples": "completions of each prompt, the group",
+    "sampling": "how they are drawn",
+    "kl_coef": "weight of the KL to the phase's start; 0 keeps no reference",
+    "kl_in": "added to the loss of each token, or taken from the reward of a completion",
+    "kl_estimator": "of that KL",
+    "baseline": "what a reward is compared with",
+    "scale": "advantages are divided by this standard deviation",
+    "mask_truncated": "ignore completions that hit max_tokens",
+    "minibatches": "optimizer steps on one rollout",
+    "epochs": "passes over one rollout",
+}
+
 MEANINGS: dict[str, dict[str, str]] = {
     "RunSpec": {
         "version": "of this file format",
@@ -34,17 +64,27 @@ MEANINGS: dict[str, dict[str, str]] = {
         "dtype": "of the parameters in memory; source keeps each file's own",
     },
     "HFTokenizer": {"path": "folder with tokenizer.json"},
-    "JsonlData": {"path": "file with one JSON object a line"},
+    "JsonlData": {"path": "file with one JSON object a line", **_STORED},
+    "ParquetData": {"path": "a Parquet file", **_STORED},
+    "HFData": {
+        "path": "folder that datasets saved, or of Parquet or JSONL files named after their splits",
+        **_STORED,
+        "split": "of the folder; when empty, train, or the only one",
+    },
     "ArithmeticData": {
         "digits": "digits of each summand",
         "count": "rows",
         "split": "no sum is in both",
         "seed": "chooses the sums",
+        **_SHARED,
     },
     "RewardSpec": {
         "function": "package.module:function, called with rows and completions",
         "weight": "factor in the total",
         "name": "in the metrics; when empty, the function's own",
+        "data": "names of the data sets whose rows it judges; when empty, all",
+        "timeout": "seconds that a call may take; 0: no limit",
+        "concurrency": "calls of an async function that wait at once; 0: 16",
     },
     "Sampling": {
         "max_tokens": "longest completion",
@@ -65,23 +105,68 @@ MEANINGS: dict[str, dict[str, str]] = {
         "lr": "highest learning rate",
         "betas": "decay of the two moments",
         "eps": "added to the root of the second moment",
-        "weight_decay": "on matrices only",
-        "max_grad_norm": "gradients are scaled down to this norm; 0 never",
-        "schedule": "of the learning rate",
+        "weight_decay": "times the learning rate, taken off every weight that decays",
+        **_OPTIMIZER,
+    },
+    "AdamW8bitSpec": {
+        "role": "whose parameters it updates",
+        "lr": "highest learning rate",
+        "betas": "decay of the two moments",
+        "eps": "added to the root of the second moment",
+        "weight_decay": "times the learning rate, taken off every weight that decays",
+        **_OPTIMIZER,
+    },
+    "SGDSpec": {
+        "role": "whose parameters it updates",
+        "lr": "highest learning rate",
+        "momentum": "decay of the sum of gradients; 0 keeps none",
+        "nesterov": "look ahead along the sum",
+        "weight_decay": "times the weight, added to the gradient",
+        **_OPTIMIZER,
+    },
+    "MuonSpec": {
+        "role": "whose parameters it updates",
+        "lr": "highest learning rate of hidden matrices",
+        "momentum": "decay of the mean of gradients",
+        "nesterov": "look ahead along the mean",
+        "adjust": "the rate by a matrix's shape; with match_rms_adamw, that of AdamW serves",
+        "iterations": "Newton-Schulz steps to the orthogonal factor",
+        "weight_decay": "of hidden matrices, times the learning rate",
+        **{name: words for name, words in _OPTIMIZER.items() if name != "decay"},
+        "adamw": "for embeddings, heads, norms and biases",
+    },
+    "Remainder": {
+        "lr": "highest learning rate",
+        "betas": "decay of the two moments",
+        "eps": "added to the root of the second moment",
+        "weight_decay": "times the learning rate, taken off every weight that decays",
+        "decay": _OPTIMIZER["decay"],
+        "groups": _OPTIMIZER["groups"],
+    },
+    "Group": {
+        "name": "what the group is called",
+        "paths": "patterns of paths in the parameter tree; * stands for anything",
+        "lr": "highest learning rate",
+        "weight_decay": "on all of the group",
     },
     "SFT": {"aggregation": "how the losses of tokens become one"},
+    "DPO": {
+        "loss": "sigmoid is DPO; ipo goes by the mean over an answer",
+        "beta": "how dear a distance from the phase's start is",
+        "label_smoothing": "share of pairs taken to be swapped; sigmoid only",
+    },
     "GRPO": {
-        "samples": "completions of each prompt, the group",
-        "sampling": "how they are drawn",
+        **_SAMPLED,
         "clip_low": "the ratio is clipped below 1 - clip_low",
         "clip_high": "and above 1 + clip_high",
-        "kl_coef": "weight of the KL to the phase's start; 0 keeps no reference",
-        "kl_estimator": "of that KL",
-        "scale": "advantages are divided by this standard deviation",
+        "dual_clip": "most that a ratio counts for a bad completion; 0: no bound",
+        "importance_cap": "most that a token is weighted by its training over rollout probability; 0: unweighted",
         "aggregation": "how the losses of tokens become one",
-        "mask_truncated": "ignore completions that hit max_tokens",
-        "minibatches": "optimizer steps on one rollout",
-        "epochs": "passes over one rollout",
+    },
+    "GSPO": {
+        **_SAMPLED,
+        "clip_low": "the ratio of a completion is clipped below 1 - clip_low",
+        "clip_high": "and above 1 + clip_high",
     },
     "Batch": {
         "rows": "rows of data, or prompts, a step",
@@ -100,7 +185,7 @@ MEANINGS: dict[str, dict[str, str]] = {
     "Phase": {
         "name": "of the phase, in metrics and --set",
         "algorithm": "what is optimised",
-        "data": "what it reads, one source after the other",
+        "data": "what it reads; without weights, every row once an epoch",
         "steps": "optimizer steps, or rollouts; give this",
         "epochs": "or passes over the data",
         "stop_at": "end early once an evaluation scores this; 0: never",

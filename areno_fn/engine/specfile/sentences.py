@@ -71,7 +71,9 @@ def _home(where: str, name: str) -> str:
     words = [word for word in where.split(".") if not word.isdigit()]
     if words and words[-1] in {place.split(".")[-1] for place in homes(name)}:
         return f"other kinds of {words[-1]} have it, so set its kind first"
-    places = sorted({f"under {place}" if place else "at the top level" for place in homes(name)})
+    found = homes(name)
+    outermost = {place for place in found if not any(other and place.startswith(f"{other}.") for other in found)}
+    places = sorted({f"under {place}" if place else "at the top level" for place in outermost})
     return f"a field of that name stands {' or '.join(places)}" if 0 < len(places) <= 3 else ""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from areno_fn.contracts.spec import (
+    DPO,
     GRPO,
     SFT,
     AdamWSpec,
@@ -101,6 +102,25 @@ def sft() -> RunSpec:
     )
 
 
+def dpo() -> RunSpec:
+    """Preferences between two answers, on a Hugging Face folder and a file of prompts with chosen and rejected answers."""
+    return RunSpec(
+        name="dpo",
+        out="out/dpo",
+        model=HFModel(path="models/my-model"),
+        phases=[
+            Phase(
+                name="dpo",
+                epochs=1,
+                algorithm=DPO(),
+                data=[JsonlData(path="data/pairs.jsonl")],
+                optimizers=[AdamWSpec(lr=1e-6, schedule=Schedule(kind="linear", warmup_steps=10))],
+            )
+        ],
+        checkpoint=Checkpoint(every=100),
+    )
+
+
 def grpo() -> RunSpec:
     """Reinforcement learning of a Hugging Face folder against a reward function."""
     reward = RewardSpec(function="areno_fn.world.rewards:contains_answer", name="contains_answer")
@@ -130,5 +150,5 @@ def grpo() -> RunSpec:
     )
 
 
-STARTERS: dict[str, Callable[[], RunSpec]] = {"sft": sft, "grpo": grpo, "quickstart": quickstart}
+STARTERS: dict[str, Callable[[], RunSpec]] = {"sft": sft, "dpo": dpo, "grpo": grpo, "quickstart": quickstart}
 """Starters by the name that `python -m areno_fn.spec new --kind` takes."""

@@ -71,4 +71,11 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    """Line breaks of Unicode are escaped: a quoted text that holds them bare is read back with spaces."""
+    breaks = any(mark in value for mark in "\x85\u2028\u2029")
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style='"' if breaks else None)
+
+
+_Dumper.add_representer(str, _text)
 _Loader.yaml_implicit_resolvers = _Dumper.yaml_implicit_resolvers = _without_dates()

@@ -51,7 +51,7 @@ def scale_by_adam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Tran
         mu = torch._foreach_lerp(tree.leaves(state.mu), gradient, 1 - b1)
         nu = torch._foreach_mul(tree.leaves(state.nu), b2)
         torch._foreach_addcmul_(nu, gradient, gradient, 1 - b2)
-        direction = _corrected(mu, nu, _bias(b1, count), _bias(b2, count), eps)
+        direction = corrected(mu, nu, bias(b1, count), bias(b2, count), eps)
         return tree.unflatten(updates, direction), ScaleByAdamState(
             count=count, mu=tree.unflatten(state.mu, mu), nu=tree.unflatten(state.nu, nu)
         )
@@ -59,7 +59,7 @@ def scale_by_adam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Tran
     return Transform(init=init, update=update)
 
 
-def _corrected(mu: Leaves, nu: Leaves, bias_1: torch.Tensor, bias_2: torch.Tensor, eps: float) -> Leaves:
+def corrected(mu: Leaves, nu: Leaves, bias_1: torch.Tensor, bias_2: torch.Tensor, eps: float) -> Leaves:
     """The update mu / bias_1 / (sqrt(nu / bias_2) + eps), in the memory of one copy of the moments."""
     result = torch._foreach_sqrt(nu)
     torch._foreach_div_(result, fitting(bias_2.sqrt(), result))
@@ -70,7 +70,8 @@ def _corrected(mu: Leaves, nu: Leaves, bias_1: torch.Tensor, bias_2: torch.Tenso
     return result
 
 
-def _bias(beta: float, count: torch.Tensor) -> torch.Tensor:
+def bias(beta: float, count: torch.Tensor) -> torch.Tensor:
+    """1 - beta^count, by which a mean that began at 0 is too small, float64 []."""
     return 1 - torch.pow(beta, count.double())
 
 

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import math
-
-from areno_fn.contracts.optim import Optimizer
+from areno_fn.contracts.optim import Optimizer, Transform
 from areno_fn.contracts.spec import AdamWSpec
 from areno_fn.steps.optimizers.adam import scale_by_adam
-from areno_fn.steps.optimizers.chain import chain
-from areno_fn.steps.optimizers.clip import clip_by_global_norm
-from areno_fn.steps.optimizers.decay import add_decayed_weights
-from areno_fn.steps.optimizers.master import with_master
-from areno_fn.steps.optimizers.rate import scale_by_learning_rate
-from areno_fn.steps.schedules import learning_rate
+from areno_fn.steps.optimizers.groups import assembled, labels_of, settings
+from areno_fn.steps.optimizers.orthogonal import Placements
 
 
-def adamw(spec: AdamWSpec, total_steps: int) -> Optimizer:
+def adamw(spec: AdamWSpec, total_steps: int, placements: Placements | None = None) -> Optimizer:
     """The optimizer of a specification.
 
         g <- g min(1, c / (|g| + 1e-6))
-        u = Adam(g) + weight_decay p        (decay on matrices only)
+        u = Adam(g) + weight_decay p        (decay on matrices only, unless `spec.decay` or a group says otherwise)
         p <- p - lr(step) u
 
     Equal to `torch.nn.utils.clip_grad_norm_` followed by `torch.optim.AdamW` with two parameter groups.
@@ -28,12 +22,11 @@ def adamw(spec: AdamWSpec, total_steps: int) -> Optimizer:
     Args:
         spec: `max_grad_norm = 0` does not clip.
         total_steps: optimizer steps of the phase, where the schedule does not say how long it decays.
+        placements: by path, how ranks share a leaf, for `decay = "hidden"`.
     """
-    return with_master(
-        chain(
-            clip_by_global_norm(spec.max_grad_norm or math.inf),
-            scale_by_adam(*spec.betas, eps=spec.eps),
-            add_decayed_weights(spec.weight_decay),
-            scale_by_learning_rate(learning_rate(spec.schedule, spec.lr, total_steps)),
-        )
-    )
+
+    def direction() -> Transform:
+        return scale_by_adam(*spec.betas, eps=spec.eps)
+
+    parts = settings("adamw", spec, spec.schedule, total_steps, direction, placements=placements)
+    return assembled(spec.max_grad_norm, parts, labels_of(spec, placements))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from areno_fn import tree
 from areno_fn.contracts.optim import Transform
+from areno_fn.contracts.placement import Placement, Vocabulary
+from areno_fn.contracts.spec import Decay
 
 Mask = Callable[[str, torch.Tensor], bool]
 """`(path, leaf) -> bool`: whether a parameter decays."""
@@ -18,6 +20,38 @@ def matrices(path: str, leaf: torch.Tensor) -> bool:
     """The rule of which parameters decay: those of two dimensions or more; norms, biases and scalars do not."""
     del path
     return leaf.ndim >= 2
+
+
+def everything(path: str, leaf: torch.Tensor) -> bool:
+    """The rule under which every parameter decays."""
+    del path, leaf
+    return True
+
+
+_OUTER = frozenset({"embed", "embed_tokens", "head", "lm_head", "conv"})
+
+
+def hidden(placements: Mapping[str, Placement] | None = None) -> Mask:
+    """The rule of which parameters are hidden matrices: those that map activations to activations.
+
+    They have two dimensions or more, no part of their path is embed, embed_tokens, head, lm_head or conv (the taps of a
+    depthwise convolution), and ranks do not share them as a vocabulary.
+
+    Args:
+        placements: by path, how ranks share a leaf.
+    """
+    known = placements or {}
+
+    def is_hidden(path: str, leaf: torch.Tensor) -> bool:
+        outer = isinstance(known.get(path), Vocabulary) or not _OUTER.isdisjoint(path.split("."))
+        return leaf.ndim >= 2 and not outer
+
+    return is_hidden
+
+
+def rule(name: Decay, placements: Mapping[str, Placement] | None = None) -> Mask:
+    """The rule of that name: "matrices", "hidden" or "all"."""
+    return {"matrices": matrices, "hidden": hidden(placements), "all": everything}[name]
 
 
 def add_decayed_weights(rate: float, mask: Mask = matrices) -> Transform:

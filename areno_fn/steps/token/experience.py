@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from areno_fn import tree
 from areno_fn.contracts.batch import Experience, PackedTokens, Rollout
 from areno_fn.contracts.errors import DataError, RecordError
 from areno_fn.contracts.key import Key
-from areno_fn.contracts.record import replace
+from areno_fn.contracts.record import record
 from areno_fn.random import permutation
+from areno_fn.steps.objectives.kl import kl
 from areno_fn.steps.token.pack import places, plan
 
 
@@ -20,37 +23,88 @@ def experience(
     micro_tokens: int,
     rows: torch.Tensor | None = None,
     mask_truncated: bool = False,
+    reference: torch.Tensor | None = None,
+    old: torch.Tensor | None = None,
 ) -> tuple[Experience, ...]:
     """Packs a rollout into micro-batches whose decisions are the drawn tokens.
 
-    A document is a prompt and its completion, the stop token included; the recorded log-probabilities become
-    `old`, and a row's advantage belongs to each of its decisions.
+    A document is a prompt and its completion, the stop token included. The recorded log-probabilities become
+    `old`, unless others are given; then they become `rollout`.
 
     Args:
-        rollout: B sequences.
-        advantages: float32 [B].
+        rollout: B sequences of at most T drawn tokens.
+        advantages: float32 [B], a row's belongs to each of its decisions; or [B, T], one for every decision.
         micro_tokens: the budget of `pack.plan`, prompts counted.
         rows: int64, the rows to use; all when omitted.
         mask_truncated: rows that were cut off by the length limit get weight 0, so that they are neither
             in the numerator nor in the denominator of the objective.
+        reference: float32 [B, T], what a frozen reference says of the drawn tokens; see `completion_logp`.
+        old: float32 [B, T], log-probabilities of the drawn tokens under the parameters that drew them, computed again.
 
     Returns:
         The micro-batches, which hold every row once.
 
     Raises:
-        RecordError: there is not one advantage per row.
+        RecordError: there is not one advantage per row or per drawn token, or another matrix has the wrong shape.
     """
-    if advantages.shape != rollout.lengths.shape:
+    if advantages.shape not in (rollout.lengths.shape, rollout.tokens.shape):
         raise RecordError(
             f"advantages have shape {tuple(advantages.shape)}, but the rollout has {rollout.lengths.shape[0]} rows; give one a row"
         )
+    for name, matrix in (("reference", reference), ("old", old)):
+        if matrix is not None and matrix.shape != rollout.tokens.shape:
+            raise RecordError(
+                f"{name} has shape {tuple(matrix.shape)}, but the rollout's tokens {tuple(rollout.tokens.shape)}"
+            )
     counted = rollout.finished if mask_truncated else torch.ones_like(rollout.finished)
-    whole = (rollout, advantages.float(), counted.float())
+    spread = advantages.float() if advantages.ndim == 2 else advantages.float()[:, None].expand(rollout.tokens.shape)
+    whole = _Judged(rollout=rollout, advantages=spread, counted=counted.float(), reference=reference, old=old)
     if rows is not None:
         whole = _take(whole, rows)
-    lengths = whole[0].prompts.lengths + whole[0].lengths
+    lengths = whole.rollout.prompts.lengths + whole.rollout.lengths
     batches = plan(lengths.tolist(), micro_tokens)
-    return tuple(_pack(*_take(whole, torch.tensor(batch, device=lengths.device))) for batch in batches)
+    return tuple(_pack(_take(whole, torch.tensor(batch, device=lengths.device))) for batch in batches)
+
+
+def completion_logp(
+    compute: Callable[[PackedTokens], torch.Tensor], rollout: Rollout, micro_tokens: int
+) -> torch.Tensor:
+    """Log-probabilities of all drawn tokens under some parameters, computed in micro-batches.
+
+    Args:
+        compute: gives the log-probabilities [M] of packed documents.
+        rollout: B sequences.
+        micro_tokens: the budget of `pack.plan`.
+
+    Returns:
+        float32 [B, T], 0 past a row's length.
+    """
+    found = torch.zeros_like(rollout.logp)
+    drawn = torch.arange(rollout.tokens.shape[1], device=found.device) < rollout.lengths[:, None]
+    lengths = rollout.prompts.lengths + rollout.lengths
+    nothing = torch.zeros_like(rollout.logp)
+    whole = _Judged(rollout=rollout, advantages=nothing, counted=torch.ones_like(rollout.lengths).float())
+    for batch in plan(lengths.tolist(), micro_tokens):
+        rows = torch.tensor(batch, device=lengths.device)
+        part = torch.zeros_like(found[rows])
+        part[drawn[rows]] = compute(_pack(_take(whole, rows)).packed).to(part.dtype)
+        found[rows] = part
+    return found
+
+
+def completion_kl(rollout: Rollout, reference: torch.Tensor, estimator: str = "k1") -> torch.Tensor:
+    """The KL estimate of every completion from a reference: the sum over its drawn tokens, which a reward may be lowered by.
+
+    Args:
+        rollout: B sequences, with the log-probabilities they were drawn with.
+        reference: float32 [B, T], as `completion_logp` gives it.
+        estimator: a name of `areno_fn.steps.objectives.kl.ESTIMATORS`.
+
+    Returns:
+        float32 [B].
+    """
+    drawn = torch.arange(rollout.tokens.shape[1], device=reference.device) < rollout.lengths[:, None]
+    return torch.where(drawn, kl(rollout.logp, reference, estimator), 0.0).sum(1)
 
 
 def minibatches(rows: int, count: int, key: Key) -> tuple[torch.Tensor, ...]:
@@ -72,13 +126,19 @@ def minibatches(rows: int, count: int, key: Key) -> tuple[torch.Tensor, ...]:
     return permutation(key, rows).tensor_split(count)
 
 
-def with_reference(batch: Experience, reference: torch.Tensor) -> Experience:
-    """The same experience with the log-probabilities [M] that a frozen reference gives its decisions."""
-    return replace(batch, reference=reference)
+@record
+class _Judged:
+    """A rollout with what its rows and drawn tokens are given. Shapes: advantages, reference, old [B, T]; counted [B]."""
+
+    rollout: Rollout
+    advantages: torch.Tensor
+    counted: torch.Tensor
+    reference: torch.Tensor | None = None
+    old: torch.Tensor | None = None
 
 
-def _pack(rollout: Rollout, advantages: torch.Tensor, counted: torch.Tensor) -> Experience:
-    prompts = rollout.prompts
+def _pack(judged: _Judged) -> Experience:
+    rollout, prompts = judged.rollout, judged.rollout.prompts
     lengths = prompts.lengths + rollout.lengths
     segments, positions = places(lengths)
     column = positions - prompts.lengths[segments]  # in the completion; negative in the prompt
@@ -87,22 +147,33 @@ def _pack(rollout: Rollout, advantages: torch.Tensor, counted: torch.Tensor) -> 
     tokens[~drawn] = prompts.tokens[segments[~drawn], positions[~drawn]]
     tokens[drawn] = rollout.tokens[segments[drawn], column[drawn]]
     (chosen,) = drawn.nonzero(as_tuple=True)
-    row = segments[chosen]
+    row, place = segments[chosen], column[chosen]
+
+    def of_decisions(matrix: torch.Tensor | None) -> torch.Tensor | None:
+        return None if matrix is None else matrix[row, place]
+
     packed = PackedTokens(
         tokens=tokens,
         positions=positions,
         segments=segments,
         index=chosen - 1,
         targets=tokens[chosen],
-        weight=counted[row],
-        kept=None if rollout.kept is None else rollout.kept[row, column[chosen]],
+        weight=judged.counted[row],
+        kept=of_decisions(rollout.kept),
         documents=lengths.shape[0],
         longest=int(lengths.max()),
     )
-    return Experience(packed=packed, old=rollout.logp[row, column[chosen]], advantage=advantages[row])
+    recorded = rollout.logp[row, place]
+    again = of_decisions(judged.old)
+    return Experience(
+        packed=packed,
+        old=recorded if again is None else again,
+        advantage=judged.advantages[row, place],
+        reference=of_decisions(judged.reference),
+        rollout=None if again is None else recorded,
+    )
 
 
-def _take(
-    batch: tuple[Rollout, torch.Tensor, torch.Tensor], rows: torch.Tensor
-) -> tuple[Rollout, torch.Tensor, torch.Tensor]:
-    return tree.map(lambda x: x[rows], batch)
+def _take(judged: _Judged, rows: torch.Tensor) -> _Judged:
+    taken: _Judged = tree.map(lambda x: x[rows], judged)
+    return taken

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from areno_fn.contracts.actions import Actions, Scores
-from areno_fn.contracts.batch import Experience, PackedTokens
+from areno_fn.contracts.actions import Actions, Comparisons, Scores
+from areno_fn.contracts.batch import Experience, PackedTokens, Pairs
 from areno_fn.contracts.policy import TokenPolicy
 from areno_fn.contracts.spec import Sampling
 from areno_fn.steps.token.head import decision_log_probs
@@ -56,6 +56,26 @@ def act(policy: TokenPolicy, sampling: Sampling) -> Callable[[Any, Experience], 
             documents=packed.documents,
             old=batch.old,
             advantage=batch.advantage,
+            reference=batch.reference,
+            rollout=batch.rollout,
+        )
+
+    return stage
+
+
+def compare(policy: TokenPolicy, sampling: Sampling) -> Callable[[Any, Pairs], Comparisons]:
+    """A stage `(params, Pairs) -> Comparisons`: what `score` gives, beside the reference's log-probabilities."""
+    check_sampling(sampling)
+
+    def stage(params: Any, batch: Pairs) -> Comparisons:
+        packed = batch.packed
+        logp, entropy = _of_decisions(policy, sampling, params, packed)
+        return Comparisons(
+            logp=logp,
+            entropy=entropy,
+            weight=packed.weight,
+            segments=packed.segments[packed.index],
+            documents=packed.documents,
             reference=batch.reference,
         )
 
