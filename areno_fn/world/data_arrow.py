@@ -38,6 +38,7 @@ def _rows(path: str, kind: str, arrow: Any, batches: Callable[[Any, Any], Iterat
         try:
             file = stack.enter_context(arrow.memory_map(path))
             for batch in batches(arrow, file):
+                batch.validate(full=True)  # offsets of a damaged stream may lead outside it
                 for values in batch.to_pylist():
                     number += 1
                     yield Row(_without_nulls(values), path, number)

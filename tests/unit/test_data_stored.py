@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -185,3 +186,23 @@ def test_a_dictionary_of_splits_leads_nowhere_else(tmp_path: Path, splits: Any) 
     (tmp_path / "dataset_dict.json").write_text(json.dumps(splits))
     with pytest.raises(DataError, match=r"has no split|must be a list|must hold a JSON object"):
         read(folder(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_damaged_files_are_read_or_refused_in_one_sentence(kind: str, tmp_path: Path) -> None:
+    spec = ParquetData(path=str(parquet(tmp_path / "r.parquet", ROWS))) if kind == "parquet" else saved(tmp_path / "d")
+    path = tmp_path / ("r.parquet" if kind == "parquet" else "d/data.arrow")
+    good, draw = path.read_bytes(), random.Random(5)
+    refused = 0
+    for _ in range(200):
+        damaged = bytearray(good[: draw.randrange(len(good)) if draw.random() < 0.2 else len(good)])
+        for _ in range(draw.choice([1, 2, 8])):
+            place = draw.randrange(len(damaged) + 1)
+            damaged[place : place + 1] = bytes([draw.randrange(256)])
+        path.write_bytes(damaged)
+        try:
+            read(spec)
+        except DataError as error:
+            refused += 1
+            assert "\n" not in str(error)
+    assert refused > 20

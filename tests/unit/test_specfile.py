@@ -492,7 +492,10 @@ def test_a_table_of_another_kind_keeps_what_this_kind_has(base: Path) -> None:
 @pytest.mark.parametrize("text", ["\x85", "a\u2028b", "\u2029 x"])
 def test_line_breaks_of_unicode_survive_yaml(tmp_path: Path, text: str) -> None:
     data = {"kind": "jsonl", "path": text, "columns": {"prompt": text}}
-    plain = {"model": {"kind": "hf", "path": "m"}, "phases": [{"name": "a", "algorithm": {"kind": "sft"}, "data": [data]}]}
+    plain = {
+        "model": {"kind": "hf", "path": "m"},
+        "phases": [{"name": "a", "algorithm": {"kind": "sft"}, "data": [data]}],
+    }
     spec = msgspec.convert(plain, RunSpec)
     specfile.write(spec, tmp_path / "s.yaml")
     assert specfile.read(tmp_path / "s.yaml") == spec

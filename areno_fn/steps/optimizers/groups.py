@@ -38,7 +38,6 @@ def settings(
     schedule: Schedule,
     total_steps: int,
     direction: Callable[[], Transform],
-    mask: Mask | None = None,
     placements: Placements | None = None,
     coupled: bool = False,
 ) -> dict[str, tuple[Transform, ...]]:
@@ -46,20 +45,19 @@ def settings(
 
     Args:
         name: label of the parameters that no group names.
-        spec: rate, decay and groups.
+        spec: rate, decay and groups; the matrices of Muon decay all.
         direction: makes the transform of the gradient, one for each label.
-        mask: which parameters without a group decay; by the rule of `spec` when omitted.
         placements: by path, how ranks share a leaf.
         coupled: the decay is added to the gradient instead of the direction.
     """
-    chosen = mask or (everything if isinstance(spec, MuonSpec) else rule(spec.decay, placements))
+    mask = everything if isinstance(spec, MuonSpec) else rule(spec.decay, placements)
 
     def made(lr: float, weight_decay: float, mask: Mask) -> tuple[Transform, ...]:
         decay = add_decayed_weights(weight_decay, mask)
         moves = (decay, direction()) if coupled else (direction(), decay)
         return (*moves, scale_by_learning_rate(learning_rate(schedule, lr, total_steps)))
 
-    transforms = {name: made(spec.lr, spec.weight_decay, chosen)}
+    transforms = {name: made(spec.lr, spec.weight_decay, mask)}
     return transforms | {group.name: made(group.lr, group.weight_decay, everything) for group in spec.groups}
 
 

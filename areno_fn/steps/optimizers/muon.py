@@ -13,7 +13,6 @@ from areno_fn.contracts.optim import Optimizer, Transform
 from areno_fn.contracts.record import record, shown
 from areno_fn.contracts.spec import MuonSpec
 from areno_fn.steps.optimizers.adam import scale_by_adam
-from areno_fn.steps.optimizers.decay import everything
 from areno_fn.steps.optimizers.groups import assembled, labels_of, settings
 from areno_fn.steps.optimizers.orthogonal import COEFFICIENTS, Placements, blocks, joined, orthogonal
 
@@ -97,7 +96,7 @@ def muon(spec: MuonSpec, total_steps: int, placements: Placements | None = None)
     def others() -> Transform:
         return scale_by_adam(*spec.adamw.betas, eps=spec.adamw.eps)
 
-    parts = settings("muon", spec, spec.schedule, total_steps, matrices, everything)
+    parts = settings("muon", spec, spec.schedule, total_steps, matrices)
     parts |= settings("adamw", spec.adamw, spec.schedule, total_steps, others, placements=placements)
     return assembled(spec.max_grad_norm, parts, labels_of(spec, placements))
 
