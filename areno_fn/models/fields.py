@@ -10,6 +10,15 @@ from areno_fn.contracts.errors import ModelError
 
 REQUIRED: Any = object()
 
+_MOST = {
+    "num_hidden_layers": 1000,
+    "num_layers": 1000,
+    "num_single_layers": 1000,
+    "num_experts": 4096,
+    "num_local_experts": 4096,
+}
+"""Counts of what a layout has a row for: a damaged configuration would otherwise fill the memory before it is refused."""
+
 
 class Fields:
     """The fields of one table, each to be taken once; `finish` refuses those that nobody asked for.
@@ -28,12 +37,14 @@ class Fields:
         return ModelError(f"{self.where}: {sentence}")
 
     def integer(self, name: str, *, default: Any = REQUIRED, least: int = 1) -> Any:
-        """An integer of at least `least`."""
+        """An integer of at least `least`; counts of layers and experts have an upper bound too."""
         value = self._take(name, default)
         if value is None:
             return None
         if type(value) is not int or value < least:
             raise self.error(f"{name} must be an integer of at least {least}, received {value!r}")
+        if value > _MOST.get(name, value):
+            raise self.error(f"{name} must be at most {_MOST[name]}, received {value!r}")
         return value
 
     def number(
