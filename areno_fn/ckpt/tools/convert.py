@@ -5,6 +5,7 @@ No model family is needed: names and shapes stay as they are. One tensor is in m
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -62,10 +63,10 @@ def convert(
     target = destination(out)
     if target.exists() and target.samefile(source):
         raise CheckpointError(f"{out} is the folder that is read; write to another one")
-    for read in (source, *([] if adapter is None else [adapter])):
-        if target.resolve().is_relative_to(Path(read).resolve()):
-            raise CheckpointError(f"{out} is in {read}, which is read; write to a folder outside")
     opened = None if adapter is None else open_adapter(adapter)
+    for read in (source, *([] if adapter is None else [adapter])):
+        if Path(os.path.realpath(target)).is_relative_to(os.path.realpath(read)):
+            raise CheckpointError(f"{out} is in {read}, which is read; write to a folder outside")
     modules = {} if opened is None else adapted_weights(folder, opened)
     if dtype != "source":
         packed = [n for n, s in folder.specs.items() if s.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)]
