@@ -9,6 +9,8 @@ from areno_fn.contracts.adapter import Adapted, Weight
 
 FEW = 4
 """On the CPU a product of fewer rows is another routine, which adds up in another order."""
+EVEN = 8
+"""Some BLAS multiply by fewer columns than that with yet another routine, and tensor cores take them by eights."""
 _DEALT = 64
 """Up to so many rows, a number that is not a multiple of `FEW` may leave fewer than that to one of the threads."""
 
@@ -31,9 +33,15 @@ def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) ->
         [..., E].
     """
     if isinstance(weight, Adapted):
-        low = _product(x, weight.a.to(x.dtype))
-        return _product(x, weight.weight, bias) + _product(low, weight.b.to(x.dtype))
+        a, b = _filled(weight.a.to(x.dtype), weight.b.to(x.dtype))
+        return _product(x, weight.weight, bias) + _product(_product(x, a), b)
     return _product(x, weight, bias)
+
+
+def _filled(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same product b a, of a rank that is a multiple of `EVEN`: zero rows below a, zero columns beside b."""
+    missing = -a.shape[0] % EVEN
+    return (F.pad(a, (0, 0, 0, missing)), F.pad(b, (0, missing))) if missing else (a, b)
 
 
 def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

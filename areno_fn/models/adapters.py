@@ -64,7 +64,8 @@ def init(like: Adapters, key: Key, device: torch.device | str = "cpu") -> Adapte
         places = torch.arange(rows, device=device)[:, None], torch.arange(columns, device=device)
         drawn = random.uniform(key.fold(module), *places, dtype=part.a.dtype)
         b = torch.zeros(part.b.shape, dtype=part.b.dtype, device=device)
-        return LowRank(a=(2 * drawn - 1) / math.sqrt(columns), b=b, scale=part.scale)
+        # multiplied, because a GPU divides by a number by multiplying with its rounded inverse
+        return LowRank(a=(2 * drawn - 1) * (1 / math.sqrt(columns)), b=b, scale=part.scale)
 
     return {module: start(module, part) for module, part in like.items()}
 

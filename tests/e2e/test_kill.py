@@ -210,13 +210,13 @@ def test_ctrl_c_while_weights_are_loaded_leaves_nothing_behind(
     text = JUDGED[: JUDGED.index("[model]")] + JUDGED[JUDGED.index("[[phases]]") :]
     text = text.replace("\n[[phases]]", f'\nmodel = {{ kind = "hf", path = "{whole / "export"}" }}\n[[phases]]', 1)
     spec = tiny.write_spec(tmp_path, text)
-    read = _attribute("areno_fn.ckpt.tensorfile.Reader", "fill")
+    read = _attribute("areno_fn.ckpt.stream", "fill")
 
     def interrupted(*args: Any) -> Any:
         interrupt()
         return read(*args)
 
-    monkeypatch.setattr("areno_fn.ckpt.tensorfile.Reader.fill", interrupted)
+    monkeypatch.setattr("areno_fn.ckpt.stream.fill", interrupted)
     done = tiny.run(spec, tmp_path / "out")
     assert (done.code, done.err) == (130, "interrupted\n")
     assert tiny.files(tmp_path / "out") == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import struct
 import subprocess
 import sys
@@ -207,5 +208,6 @@ def test_drawing_needs_no_display_and_changes_no_setting(tmp_path: Path) -> None
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
     words = [sys.executable, "-W", "error", "-c", program, str(path), str(tmp_path / "c.png")]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, env={"PATH": "", "HOME": str(tmp_path)})
+    environment = {"PATH": "", "HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=environment)
     assert (done.returncode, done.stderr) == (0, "")
