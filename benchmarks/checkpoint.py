@@ -1,6 +1,6 @@
 """Reading and writing a checkpoint of 1.2 GB, against the safetensors library and the disk, as ratios of one run.
 
-    python benchmarks/checkpoint.py [--folder DIR] [--repeats 7] [--threads 4] [--piece MB] [--device cpu | cuda]
+    python benchmarks/checkpoint.py [--folder DIR] [--repeats 7] [--threads N] [--piece MB] [--device cpu | cuda]
 
 Cases are interleaved, in an order that changes with every repeat; printed are medians, the fastest and the slowest,
 and ratios of medians and of the fastest, above 1 where this library is faster. "cold" means that the file was taken
@@ -29,6 +29,7 @@ import checkpoint_cases as cases
 import torch
 
 from areno_fn.ckpt import disk, hf, outbound, ring, stream
+from areno_fn.ckpt.load import default_threads
 
 Case = tuple[Callable[[], object], Callable[[], float | None]]
 """What is done before, and what is measured; it may say itself how many seconds it took."""
@@ -146,12 +147,14 @@ def _options() -> argparse.Namespace:
         "--folder", type=Path, help="where the checkpoint is made and removed; a temporary folder otherwise"
     )
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=4)
+    parser.add_argument("--threads", type=int, help="that read at a time; what loading chooses when not given")
     parser.add_argument("--piece", type=int, default=ring.PIECE >> 20, help="MB that a thread reads at once")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--alone", choices=tuple(cases.LOADS), help=argparse.SUPPRESS)
     parser.add_argument("--state", choices=("warm", "cold"), help=argparse.SUPPRESS)
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.threads = options.threads or default_threads(torch.device(options.device))
+    return options
 
 
 if __name__ == "__main__":

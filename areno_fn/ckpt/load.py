@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from typing import Any
@@ -32,7 +33,7 @@ def load(
     dtype: DtypePolicy = "source",
     device: torch.device | str = "cpu",
     left_out: Collection[str] = (),
-    threads: int = 4,
+    threads: int | None = None,
     progress: Progress | None = None,
 ) -> Any:
     """Reads a parameter tree.
@@ -48,7 +49,8 @@ def load(
         dtype: what floating tensors become.
         device: where the leaves will be.
         left_out: patterns of tensors, such as `model.visual.*`, that the file may hold and the layout does not take.
-        threads: how many read at a time.
+        threads: how many read at a time; by default 4, and on the CPU, where they also make the memory of the leaves,
+            as many as there are processors, from 4 to 16.
         progress: told after every leaf; the last call has done everything.
 
     Returns:
@@ -58,6 +60,7 @@ def load(
         CheckpointError: as for `require_fit`, or a file changed under the reader.
         LayoutError: `like` is not what the layout gives, or tied tensors differ.
     """
+    threads = default_threads(torch.device(device)) if threads is None else threads
     if threads < 1:
         raise CheckpointError(f"threads must be at least 1, received {threads}")
     require_fit(folder, iso, dtype, left_out=left_out)
@@ -92,6 +95,11 @@ def _load_leaves(
         _fill(folder, ring, threads, given, tally)
         made |= part.apply(given)
     return {name: made[name] for name in iso.target}
+
+
+def default_threads(device: torch.device) -> int:
+    """How many threads read at a time where nothing is said."""
+    return 4 if device.type != "cpu" else min(max(os.cpu_count() or 4, 4), 16)
 
 
 def _tally(folder: HFFolder, iso: Iso, progress: Progress) -> Callable[[str], None]:
