@@ -209,8 +209,9 @@ def main(families: list[str]) -> int:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("family", nargs="*", help=f"of {', '.join(FAMILY_LAYOUTS)}; all when none is named")
+    families = [family.name for family in FAMILY_LAYOUTS]
+    parser.add_argument("family", nargs="*", help=f"of {', '.join(families)}; all when none is named")
     named = parser.parse_args().family
-    if strangers := sorted(set(named) - set(FAMILY_LAYOUTS)):
-        parser.error(f"there is no family {', '.join(strangers)}; the families are {', '.join(FAMILY_LAYOUTS)}")
+    if strangers := sorted(set(named) - set(families)):
+        parser.error(f"there is no family {', '.join(strangers)}; the families are {', '.join(families)}")
     sys.exit(main(named))
