@@ -130,17 +130,6 @@ class Reader:
         self.fill(header, entry.start, memory(tensor))
         return tensor
 
-    def read_into(self, header: Header, name: str, out: torch.Tensor) -> None:
-        """Fills `out`, a tensor of the same shape on any device, converting when its dtype is another.
-
-        Bytes go straight into it when nothing is to be converted; otherwise through a buffer of one tensor.
-        """
-        entry = header.entries[name]
-        if out.is_cpu and out.is_contiguous() and out.dtype == entry.spec.dtype:
-            self.fill(header, entry.start, memory(out))
-        else:
-            out.copy_(self.read(header, name))
-
     def bytes(self, header: Header, start: int, stop: int) -> bytes:
         """A stretch of a file as it is."""
         out = bytearray(stop - start)

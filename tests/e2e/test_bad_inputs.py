@@ -27,7 +27,7 @@ def never_load(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("areno_fn.engine.model.ModelPlan.load", load)
     monkeypatch.setattr("areno_fn.ckpt.tensorfile.Reader.read", load)
-    monkeypatch.setattr("areno_fn.ckpt.tensorfile.Reader.read_into", load)
+    monkeypatch.setattr("areno_fn.ckpt.load.stream", load)
 
 
 def check(case: Case, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,14 +29,7 @@ def score(policy: TokenPolicy, sampling: Sampling) -> Callable[[Any, PackedToken
     check_sampling(sampling)
 
     def stage(params: Any, batch: PackedTokens) -> Scores:
-        logp, entropy = _of_decisions(policy, sampling, params, batch)
-        return Scores(
-            logp=logp,
-            entropy=entropy,
-            weight=batch.weight,
-            segments=batch.segments[batch.index],
-            documents=batch.documents,
-        )
+        return Scores(**_of_decisions(policy, sampling, params, batch))
 
     return stage
 
@@ -46,14 +39,8 @@ def act(policy: TokenPolicy, sampling: Sampling) -> Callable[[Any, Experience], 
     check_sampling(sampling)
 
     def stage(params: Any, batch: Experience) -> Actions:
-        packed = batch.packed
-        logp, entropy = _of_decisions(policy, sampling, params, packed)
         return Actions(
-            logp=logp,
-            entropy=entropy,
-            weight=packed.weight,
-            segments=packed.segments[packed.index],
-            documents=packed.documents,
+            **_of_decisions(policy, sampling, params, batch.packed),
             old=batch.old,
             advantage=batch.advantage,
             reference=batch.reference,
@@ -68,16 +55,7 @@ def compare(policy: TokenPolicy, sampling: Sampling) -> Callable[[Any, Pairs], C
     check_sampling(sampling)
 
     def stage(params: Any, batch: Pairs) -> Comparisons:
-        packed = batch.packed
-        logp, entropy = _of_decisions(policy, sampling, params, packed)
-        return Comparisons(
-            logp=logp,
-            entropy=entropy,
-            weight=packed.weight,
-            segments=packed.segments[packed.index],
-            documents=packed.documents,
-            reference=batch.reference,
-        )
+        return Comparisons(**_of_decisions(policy, sampling, params, batch.packed), reference=batch.reference)
 
     return stage
 
@@ -88,12 +66,24 @@ def reference_logp(policy: TokenPolicy, sampling: Sampling) -> Callable[[Any, Pa
 
     def stage(params: Any, batch: PackedTokens) -> torch.Tensor:
         with torch.no_grad():
-            return _of_decisions(policy, sampling, params, batch)[0]
+            return _scored(policy, sampling, params, batch)[0]
 
     return stage
 
 
-def _of_decisions(
+def _of_decisions(policy: TokenPolicy, sampling: Sampling, params: Any, batch: PackedTokens) -> dict[str, Any]:
+    """The fields of `Scores`, which the records of other stages have too."""
+    logp, entropy = _scored(policy, sampling, params, batch)
+    return {
+        "logp": logp,
+        "entropy": entropy,
+        "weight": batch.weight,
+        "segments": batch.segments[batch.index],
+        "documents": batch.documents,
+    }
+
+
+def _scored(
     policy: TokenPolicy, sampling: Sampling, params: Any, batch: PackedTokens
 ) -> tuple[torch.Tensor, torch.Tensor]:
     bounds = (batch.documents, batch.longest)
