@@ -6,7 +6,6 @@ A, [r, in], and B, [out, r]. The module computes with W + scale * B A.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from areno_fn.ckpt.header import Header, read_header
 from areno_fn.ckpt.jsontext import strict_json
 from areno_fn.ckpt.paths import destination, member, read_small
 from areno_fn.ckpt.peft_config import AdapterConfig, config_from_json, config_to_json
+from areno_fn.ckpt.shards import json_text
 from areno_fn.ckpt.tensorfile import Reader, write_tensors
 from areno_fn.contracts.errors import CheckpointError
 from areno_fn.contracts.layout import TensorSpec, spec_of
@@ -134,10 +134,10 @@ def write_adapter(folder: str | Path, config: AdapterConfig, tensors: Mapping[st
         raise CheckpointError(
             f"{path} holds {', '.join(others)}, which would be lost; move it or choose another folder"
         )
-    text = json.dumps(config_to_json(config), indent=2, ensure_ascii=False) + "\n"
+    text = json_text(config_to_json(config))
     with atomic.folder(path) as scratch:
         write_tensors(scratch / WEIGHTS, specs, tensors.__getitem__, {"format": "pt"})
-        atomic.write_file(scratch / CONFIG, text.encode())
+        atomic.write_file(scratch / CONFIG, text)
     return path
 
 

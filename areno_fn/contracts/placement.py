@@ -130,14 +130,14 @@ def _evenly(source: str, names: list[str], spec: TensorSpec, dim: int) -> Iso:
     size, ranks = _size(source, spec, dim), len(names)
     if size % ranks:
         raise LayoutError(f"{source!r} is {spec}: its dimension {dim} cannot be dealt evenly to {ranks} ranks")
-    return split(source, dict.fromkeys(names, _resized(spec, dim, size // ranks)), dim)
+    return split(source, dict.fromkeys(names, spec.resized(dim, size // ranks)), dim)
 
 
 def _fused(leaf: str, names: list[str], spec: TensorSpec, blocks: tuple[Block, ...], dim: int) -> Iso:
     if sum(block.size for block in blocks) != _size(leaf, spec, dim):
         sizes = " + ".join(str(block.size) for block in blocks)
         raise LayoutError(f"{leaf!r} is {spec}: its dimension {dim} is not {sizes}, which its placement says")
-    parts = {f"{leaf}/block{number}": _resized(spec, dim, block.size) for number, block in enumerate(blocks)}
+    parts = {f"{leaf}/block{number}": spec.resized(dim, block.size) for number, block in enumerate(blocks)}
     dealt = [_block(leaf, part, parts[part], block, names, dim) for part, block in zip(parts, blocks, strict=True)]
     joined = [
         concat(
@@ -160,7 +160,7 @@ def _block(leaf: str, part: str, spec: TensorSpec, block: Block, names: list[str
         raise LayoutError(f"{leaf!r}: {block.heads} heads cannot be dealt to {ranks} ranks; {wanted}")
     if block.heads >= ranks:
         return _evenly(part, held, spec, dim)
-    heads = {f"{part}/head{head}": _resized(spec, dim, block.size // block.heads) for head in range(block.heads)}
+    heads = {f"{part}/head{head}": spec.resized(dim, block.size // block.heads) for head in range(block.heads)}
     each = ranks // block.heads
     copies = [
         replicate(head, held[number * each : (number + 1) * each], heads[head]) for number, head in enumerate(heads)
@@ -172,7 +172,3 @@ def _size(leaf: str, spec: TensorSpec, dim: int) -> int:
     if not 0 <= dim < len(spec.shape):
         raise LayoutError(f"{leaf!r} is {spec}, which has no dimension {dim} to deal to ranks")
     return spec.shape[dim]
-
-
-def _resized(spec: TensorSpec, dim: int, size: int) -> TensorSpec:
-    return TensorSpec((*spec.shape[:dim], size, *spec.shape[dim + 1 :]), spec.dtype)

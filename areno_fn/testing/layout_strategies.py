@@ -171,7 +171,7 @@ def _cut(draw: Draw, name: str, spec: TensorSpec, names: Names) -> Iso:
     if not spec.shape:
         return rename(name, next(names), spec)
     dim = draw(st.integers(0, len(spec.shape) - 1))
-    return split(name, {next(names): _resized(spec, dim, size) for size in _cuts(draw, spec.shape[dim])}, dim)
+    return split(name, {next(names): spec.resized(dim, size) for size in _cuts(draw, spec.shape[dim])}, dim)
 
 
 def _unstacked(draw: Draw, name: str, spec: TensorSpec, names: Names) -> Iso:
@@ -200,7 +200,7 @@ def _deinterleaved(draw: Draw, name: str, spec: TensorSpec, names: Names) -> Iso
     dim = draw(st.integers(0, len(spec.shape) - 1))
     blocks = draw(st.sampled_from(_divisors(spec.shape[dim])))
     sizes = _cuts(draw, spec.shape[dim] // blocks)
-    return deinterleave(name, {next(names): _resized(spec, dim, blocks * size) for size in sizes}, blocks, dim)
+    return deinterleave(name, {next(names): spec.resized(dim, blocks * size) for size in sizes}, blocks, dim)
 
 
 def _several(draw: Draw, name: str, specs: Specs, dim: int) -> dict[str, TensorSpec]:
@@ -228,7 +228,3 @@ def _divisors(number: int) -> tuple[int, ...]:
 
 def _without(spec: TensorSpec, dim: int) -> TensorSpec:
     return TensorSpec((*spec.shape[:dim], *spec.shape[dim + 1 :]), spec.dtype)
-
-
-def _resized(spec: TensorSpec, dim: int, size: int) -> TensorSpec:
-    return TensorSpec((*spec.shape[:dim], size, *spec.shape[dim + 1 :]), spec.dtype)

@@ -60,7 +60,7 @@ def pad(source: str, target: str, spec: TensorSpec, size: int, dim: int = 0) -> 
     length = spec.shape[axis]
     if size < length:
         raise LayoutError(f"pad of {source!r} to {size} along dimension {axis}: it is {spec}, which is larger")
-    wider = TensorSpec((*spec.shape[:axis], size, *spec.shape[axis + 1 :]), spec.dtype)
+    wider = spec.resized(axis, size)
 
     def forward(tensors: Tensors) -> dict[str, torch.Tensor]:
         shape = (*spec.shape[:axis], size - length, *spec.shape[axis + 1 :])

@@ -39,7 +39,7 @@ def concat(parts: Specs, target: str, dim: int = 0) -> Iso:
     sizes = [spec.shape[axis] for spec in parts.values()]
     return bijection(
         dict(parts),
-        {target: _resized(next(iter(parts.values())), axis, sum(sizes))},
+        {target: next(iter(parts.values())).resized(axis, sum(sizes))},
         lambda tensors: {target: torch.cat([tensors[name] for name in parts], axis)},
         lambda tensors: dict(zip(parts, torch.split(tensors[target], sizes, axis), strict=True)),
         move=f"concat dim {axis}",
@@ -154,7 +154,7 @@ def interleave(parts: Specs, target: str, blocks: int, dim: int = 0) -> Iso:
 
     return bijection(
         dict(parts),
-        {target: _resized(next(iter(parts.values())), axis, blocks * sum(sizes))},
+        {target: next(iter(parts.values())).resized(axis, blocks * sum(sizes))},
         forward,
         backward,
         move=f"interleave {blocks} blocks dim {axis}",
@@ -205,7 +205,3 @@ def _cut(tensor: torch.Tensor, axis: int, blocks: int, size: int) -> torch.Tenso
 
 def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
     return (*shape[:axis], *shape[axis + 1 :])
-
-
-def _resized(spec: TensorSpec, axis: int, size: int) -> TensorSpec:
-    return TensorSpec((*spec.shape[:axis], size, *spec.shape[axis + 1 :]), spec.dtype)

@@ -41,6 +41,10 @@ class TensorSpec:
             count *= size
         return count
 
+    def resized(self, dim: int, size: int) -> TensorSpec:
+        """The same with another size along a dimension, counted from 0."""
+        return TensorSpec((*self.shape[:dim], size, *self.shape[dim + 1 :]), self.dtype)
+
     def admits(self, tensor: torch.Tensor | TensorSpec) -> bool:
         """True when a tensor, or one that meets another specification, is what this one asks for."""
         return tuple(tensor.shape) == self.shape and self.dtype in (None, tensor.dtype)

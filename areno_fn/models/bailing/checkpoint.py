@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from areno_fn.contracts.layout import Iso
-from areno_fn.contracts.placement import Placement
 from areno_fn.models.bailing.config import FULL, BailingShape
 from areno_fn.models.table import HEAD, Dealt, Row, Section, Size, Table, channels, chosen, experts, prefix, row, word
 
@@ -111,16 +109,6 @@ def table(config: BailingShape, names: Collection[str] | None = None) -> Table:
     )
     ends = Section("model.", "", END, size)
     return Table((ends, *layers), embed, (config.vocab_size, config.hidden_size), names, config.tie_embeddings)
-
-
-def layout(config: BailingShape, names: Collection[str] | None = None) -> Iso:
-    """From the tensors of the file to the leaves of the model; `table` says what the arguments are."""
-    return table(config, names).layout
-
-
-def placements(config: BailingShape, names: Collection[str] | None = None) -> dict[str, Placement]:
-    """How ranks share each leaf."""
-    return table(config, names).placements()
 
 
 def left_out(config: BailingShape) -> tuple[str, ...]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from areno_fn.contracts.layout import Iso
-from areno_fn.contracts.placement import Placement
 from areno_fn.models.gemma4.config import Gemma4Layer, Gemma4Shape
 from areno_fn.models.table import HEAD, Dealt, Row, Section, Size, Table, chosen, packed, prefix, row
 
@@ -85,16 +83,6 @@ def table(config: Gemma4Shape, names: Collection[str] | None = None) -> Table:
     ends = Section(before, "", chosen(config, END), sizes(config, config.layers[-1]))
     shape = (config.vocab_size, config.hidden_size)
     return Table((ends, *layers), before + EMBED, shape, names, config.tie_embeddings)
-
-
-def layout(config: Gemma4Shape, names: Collection[str] | None = None) -> Iso:
-    """From the tensors of the file to the leaves of the model; `table` says what the arguments are."""
-    return table(config, names).layout
-
-
-def placements(config: Gemma4Shape, names: Collection[str] | None = None) -> dict[str, Placement]:
-    """How ranks share each leaf."""
-    return table(config, names).placements()
 
 
 def left_out(config: Gemma4Shape) -> tuple[str, ...]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from areno_fn.models.qwen3_5.checkpoint import layout, placements, table
+from areno_fn.models.qwen3_5.checkpoint import table
 
-__all__ = ["LEFT_OUT", "layout", "placements", "table"]
+__all__ = ["LEFT_OUT", "table"]
 
 LEFT_OUT = ("model.vision_tower.*", "model.merger.*", "mtp.*")
 """The vision tower, the projector, and the head that predicts further tokens."""

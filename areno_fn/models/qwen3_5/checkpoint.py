@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from areno_fn.contracts.layout import Iso
-from areno_fn.contracts.placement import Placement
 from areno_fn.models.qwen3_5.config import FULL, LINEAR, Qwen35Shape
 from areno_fn.models.table import HEAD, Section, Size, Table, channels, chosen, dealt, experts, prefix, row
 
@@ -86,16 +84,6 @@ def table(config: Qwen35Shape, names: Collection[str] | None = None) -> Table:
     ends = Section(before, "", END, size)
     shape = (config.vocab_size, config.hidden_size)
     return Table((ends, *layers), before + EMBED, shape, names, config.tie_embeddings)
-
-
-def layout(config: Qwen35Shape, names: Collection[str] | None = None) -> Iso:
-    """From the tensors of the file to the leaves of the model; `table` says what the arguments are."""
-    return table(config, names).layout
-
-
-def placements(config: Qwen35Shape, names: Collection[str] | None = None) -> dict[str, Placement]:
-    """How ranks share each leaf."""
-    return table(config, names).placements()
 
 
 def sizes(config: Qwen35Shape) -> dict[str, Size | int]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from areno_fn.contracts.layout import Iso
-from areno_fn.contracts.placement import Placement
 from areno_fn.models.qwen3_moe.config import Qwen3MoeShape
 from areno_fn.models.table import HEAD, Section, Size, Table, chosen, experts, row
 
@@ -56,16 +54,6 @@ def table(config: Qwen3MoeShape, names: Collection[str] | None = None) -> Table:
     )
     ends = Section("model.", "", END, size)
     return Table((ends, *layers), EMBED, (config.vocab_size, config.hidden_size), names, config.tie_embeddings)
-
-
-def layout(config: Qwen3MoeShape, names: Collection[str] | None = None) -> Iso:
-    """From the tensors of the file to the leaves of the model; `table` says what the arguments are."""
-    return table(config, names).layout
-
-
-def placements(config: Qwen3MoeShape, names: Collection[str] | None = None) -> dict[str, Placement]:
-    """How ranks share each leaf."""
-    return table(config, names).placements()
 
 
 def sizes(config: Qwen3MoeShape) -> dict[str, Size | int]:
