@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
+
 from areno_fn.contracts.errors import RecordError
 from areno_fn.contracts.execution import CycleUnit
 from areno_fn.contracts.key import Key
@@ -69,6 +71,7 @@ class TrainState:
         params: parameter tree per role, for example `{"actor": ...}`.
         optim: optimizer state per trainable role.
         snapshots: frozen parameter trees by name, for example `{"reference": ...}`.
+        controls: numbers that a rule moves from step to step, by name, such as an adaptive coefficient.
         counters: the clocks.
         key: root of all randomness of the run; draws fold the clocks into it and never change it.
         cursor: phase, step and data position.
@@ -80,6 +83,7 @@ class TrainState:
     counters: Counters
     key: Key
     cursor: Cursor
+    controls: dict[str, int | float] = attrs.field(factory=dict)
 
 
 def _natural(value: object, *names: str) -> None:
