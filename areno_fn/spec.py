@@ -54,6 +54,14 @@ def unpack(options: argparse.Namespace) -> None:
     print(target)
 
 
+def upgrade(options: argparse.Namespace) -> None:
+    """Writes a specification of an older version in the version of this release, settings alone, without comments."""
+    target = Path(options.output)
+    _refuse_overwriting(target, options.force)
+    specfile.upgrade(Path(options.file), target)
+    print(target)
+
+
 def check(options: argparse.Namespace) -> int:
     """Checks specifications; 2 when one of them is wrong."""
     wrong = 0
@@ -127,6 +135,13 @@ def _parser() -> argparse.ArgumentParser:
     one = _add(commands, "unpack", unpack, "write a .msgpack specification as .toml, .yaml or .json")
     one.add_argument("file", metavar="IN.msgpack")
     one.add_argument("output", nargs="?", metavar="OUT.toml")
+    one.add_argument("--force", action="store_true", help="replace an existing file")
+
+    one = _add(
+        commands, "upgrade", upgrade, "write a specification of an older version in this one's; comments are lost"
+    )
+    one.add_argument("file", metavar="OLD")
+    one.add_argument("output", metavar="NEW")
     one.add_argument("--force", action="store_true", help="replace an existing file")
 
     one = _add(commands, "check", check, "say whether specifications are right, and if not, why")

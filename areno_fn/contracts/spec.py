@@ -98,7 +98,7 @@ class ArithmeticData(Spec, frozen=True, kw_only=True, tag="arithmetic", tag_fiel
 DataSpec = JsonlData | ParquetData | HFData | ArithmeticData
 
 
-class RewardSpec(Spec, frozen=True, kw_only=True):
+class FunctionReward(Spec, frozen=True, kw_only=True, tag="function", tag_field="kind"):
     """A reward `package.module:function`; its parameters say what it is called with.
 
     `(rows, completions)` is called with a whole batch, `(row, completions)` with the completions of one row, its group,
@@ -113,6 +113,9 @@ class RewardSpec(Spec, frozen=True, kw_only=True):
     data: list[str] = []
     timeout: Rate = 0.0
     concurrency: Natural = 0
+
+
+RewardSpec = FunctionReward
 
 
 COLDEST = 1e-6
@@ -400,7 +403,7 @@ class Log(Spec, frozen=True, kw_only=True):
 class RunSpec(Spec, frozen=True, kw_only=True):
     """A whole run: a model, and phases applied to it in order."""
 
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     name: Name = "run"
     seed: Natural = 0
     out: str = "out/run"

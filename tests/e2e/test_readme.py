@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import areno_fn as af
-from areno_fn.contracts.spec import RewardSpec
+from areno_fn.contracts.spec import FunctionReward
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
@@ -95,7 +95,7 @@ def test_the_guide_to_rewards_runs_and_its_settings_are_those_of_a_specification
         sys.modules.pop("my_rewards", None)
     (settings,) = blocks("docs/adding/reward.md", "toml")
     for table in tomllib.loads(settings)["phases"]["rewards"]:
-        msgspec.convert(table, RewardSpec)
+        msgspec.convert(table, FunctionReward)
 
 
 def test_the_guide_to_layouts_runs_and_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:

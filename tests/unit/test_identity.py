@@ -12,14 +12,24 @@ from hypothesis import strategies as st
 
 from areno_fn.contracts.errors import CheckpointError, SpecError
 from areno_fn.contracts.identity import ACCEPTABLE, NEVER, RunIdentity, check_accepted, digest
-from areno_fn.contracts.spec import GRPO, SFT, AdamWSpec, ArithmeticData, Batch, Phase, RewardSpec, Sampling, Schedule
+from areno_fn.contracts.spec import (
+    GRPO,
+    SFT,
+    AdamWSpec,
+    ArithmeticData,
+    Batch,
+    FunctionReward,
+    Phase,
+    Sampling,
+    Schedule,
+)
 
 PHASE = Phase(
     name="grpo",
     algorithm=GRPO(sampling=Sampling(max_tokens=8)),
     data=[ArithmeticData()],
     steps=10,
-    rewards=[RewardSpec(function="a:b")],
+    rewards=[FunctionReward(function="a:b")],
 )
 IDENTITY = RunIdentity(family="qwen3", model="m", phases="p", data="d", parameters="q", optimizers="o", seed=1)
 
@@ -87,8 +97,8 @@ def test_S1_any_field_of_a_phase_changes_its_digest() -> None:
         changed(PHASE, optimizers=[AdamWSpec(lr=2e-6)]),
         changed(PHASE, optimizers=[AdamWSpec(schedule=Schedule(kind="cosine"))]),
         changed(PHASE, optimizers=[AdamWSpec(max_grad_norm=0.5)]),
-        changed(PHASE, rewards=[RewardSpec(function="a:c")]),
-        changed(PHASE, rewards=[RewardSpec(function="a:b", weight=2.0)]),
+        changed(PHASE, rewards=[FunctionReward(function="a:c")]),
+        changed(PHASE, rewards=[FunctionReward(function="a:b", weight=2.0)]),
     ]
     assert len({digest(variant) for variant in variants}) == len(variants)
 

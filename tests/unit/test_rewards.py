@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from areno_fn.contracts.errors import RewardError
-from areno_fn.contracts.spec import RewardSpec
+from areno_fn.contracts.spec import FunctionReward
 from areno_fn.world.data_row import Row
 from areno_fn.world.rewards import Reward, contains_answer, exact_match, length_penalty, load, load_all, score
 
@@ -46,8 +46,8 @@ def test_built_in_rewards() -> None:
 def test_score_weighs_and_keeps_the_parts() -> None:
     rewards = load_all(
         [
-            RewardSpec(function="areno_fn.world.rewards:exact_match", weight=2.0),
-            RewardSpec(function="areno_fn.world.rewards:length_penalty", weight=0.25, name="short"),
+            FunctionReward(function="areno_fn.world.rewards:exact_match", weight=2.0),
+            FunctionReward(function="areno_fn.world.rewards:length_penalty", weight=0.25, name="short"),
         ]
     )
     totals, parts = score(rewards, ROWS, TEXTS)
@@ -56,12 +56,12 @@ def test_score_weighs_and_keeps_the_parts() -> None:
 
 
 def test_one_function_is_loaded_once() -> None:
-    spec = RewardSpec(function="areno_fn.world.rewards:exact_match")
+    spec = FunctionReward(function="areno_fn.world.rewards:exact_match")
     assert load(spec).function is load(spec).function is exact_match
 
 
 def test_two_rewards_of_one_name() -> None:
-    spec = RewardSpec(function="areno_fn.world.rewards:exact_match")
+    spec = FunctionReward(function="areno_fn.world.rewards:exact_match")
     with pytest.raises(RewardError, match="two rewards are called 'exact_match'"):
         load_all([spec, spec])
 
@@ -72,7 +72,7 @@ def test_a_module_of_the_current_directory(project: Path) -> None:
         "from . import marks\ndef judge(rows, completions):\n    return [marks.FULL for _ in rows]\n"
     )
     (project / "mine_rewards" / "marks.py").write_text("FULL = 0.5\n")
-    found = load(RewardSpec(function="mine_rewards.judges:judge", weight=2.0))
+    found = load(FunctionReward(function="mine_rewards.judges:judge", weight=2.0))
     assert (found.name, found.weight) == ("judge", 2.0)
     assert score([found], ROWS, TEXTS)[0] == [1.0, 1.0, 1.0]
 
@@ -90,7 +90,7 @@ def test_a_module_of_the_current_directory(project: Path) -> None:
 )
 def test_names_that_lead_nowhere(function: str, said: str) -> None:
     with pytest.raises(RewardError, match=said) as caught:
-        load(RewardSpec(function=function))
+        load(FunctionReward(function=function))
     assert function in str(caught.value)
 
 
@@ -105,7 +105,7 @@ def test_names_that_lead_nowhere(function: str, said: str) -> None:
 def test_modules_that_fail_while_they_are_imported(project: Path, source: str, said: str) -> None:
     (project / "broken_rewards.py").write_text(source)
     with pytest.raises(RewardError, match=said) as caught:
-        load(RewardSpec(function="broken_rewards:judge"))
+        load(FunctionReward(function="broken_rewards:judge"))
     assert "'broken_rewards:judge' does not import" in str(caught.value)
     assert "\n" not in str(caught.value)
 

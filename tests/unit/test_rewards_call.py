@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from areno_fn.contracts.errors import RewardError
-from areno_fn.contracts.spec import RewardSpec
+from areno_fn.contracts.spec import FunctionReward
 from areno_fn.world.data_row import Row
 from areno_fn.world.rewards import Loaded, Reward, load, load_all, score
 from areno_fn.world.rewards_call import form_of, is_async
@@ -350,7 +350,7 @@ def test_a_module_that_changes_the_folder_leaves_the_run_where_it_is(project: Pa
         "class Judge:\n    def __init__(self):\n        os.chdir('elsewhere')\n"
         "    def __call__(self, row, completion):\n        return 1.0\n"
     )
-    assert score([load(RewardSpec(function="moving_rewards:Judge"))], ROWS, TEXTS)[0] == [1.0] * 4
+    assert score([load(FunctionReward(function="moving_rewards:Judge"))], ROWS, TEXTS)[0] == [1.0] * 4
     assert Path.cwd() == project
 
 
@@ -359,10 +359,10 @@ def test_a_class_is_made_once_for_all_who_share_it(project: Path) -> None:
         "MADE = []\nclass Model:\n    def __init__(self):\n        MADE.append(self)\n"
         "    def __call__(self, row, completion):\n        return 2.0\n"
     )
-    spec = RewardSpec(function="model_rewards:Model", name="model")
+    spec = FunctionReward(function="model_rewards:Model", name="model")
     loaded: Loaded = {}
     (training,) = load_all([spec], loaded)
-    (held_out,) = load_all([RewardSpec(function="model_rewards:Model", weight=3.0, timeout=5.0)], loaded)
+    (held_out,) = load_all([FunctionReward(function="model_rewards:Model", weight=3.0, timeout=5.0)], loaded)
     assert training.function is held_out.function
     assert (training.name, held_out.name, held_out.weight, held_out.timeout, training.timeout) == (
         "model",
@@ -410,12 +410,12 @@ def test_rewards_that_are_refused_before_they_are_asked(
 ) -> None:
     (project / "refused_rewards.py").write_text(body + "\n")
     with pytest.raises(RewardError, match=rf"^the reward 'refused_rewards:judge' {said}") as caught:
-        load(RewardSpec(function="refused_rewards:judge", **settings))
+        load(FunctionReward(function="refused_rewards:judge", **settings))
     assert "\n" not in str(caught.value)
 
 
 def test_settings_reach_the_reward(project: Path) -> None:
     (project / "set_rewards.py").write_text("async def judge(row, completion): pass\n")
-    found = load(RewardSpec(function="set_rewards:judge", data=["a", "b"], timeout=2.5, concurrency=4))
+    found = load(FunctionReward(function="set_rewards:judge", data=["a", "b"], timeout=2.5, concurrency=4))
     assert (found.sources, found.timeout, found.at_once) == (frozenset({"a", "b"}), 2.5, 4)
-    assert load(RewardSpec(function="set_rewards:judge")).at_once == 16
+    assert load(FunctionReward(function="set_rewards:judge")).at_once == 16

@@ -61,7 +61,7 @@ def test_a_good_file_is_read_with_its_defaults(base: Path) -> None:
     spec = specfile.read(base)
     assert [phase.name for phase in spec.phases] == ["sft", "grpo.v2"]
     assert spec.phases[0].optimizers[0] == AdamWSpec(lr=1e-3)
-    assert (spec.version, spec.seed, spec.tokenizer) == (1, 0, None)
+    assert (spec.version, spec.seed, spec.tokenizer) == (2, 0, None)
 
 
 # ------------------------------------------------------------------------------------------ fields and values
@@ -151,9 +151,9 @@ def test_a_good_file_is_read_with_its_defaults(base: Path) -> None:
         ("model:", "seed: 9223372036854775808\nmodel:", "seed holds a whole number that does not fit 64 bits" + PLAIN),
         ("lr: 0.001", "lr: .inf", "phases.0.optimizers.0.lr holds the number inf" + PLAIN),
         ("lr: 0.001", "1: 2", "phases.0.optimizers.0 holds the key 1, which is not text" + PLAIN),
-        ("model:", "version: 2\nmodel:", "version 2 is newer than this release reads, which is 1; update areno_fn to run it"),
-        ("model:", "version: 0\nmodel:", "version must be 1, received the number 0"),
-        ("model:", "version: '1'\nmodel:", "version must be 1, received the text '1'"),
+        ("model:", "version: 3\nmodel:", "version 3 is newer than this release reads, which is 1 or 2; update areno_fn to run it"),
+        ("model:", "version: 0\nmodel:", "version must be 1 or 2, received the number 0"),
+        ("model:", "version: '1'\nmodel:", "version must be 1 or 2, received the text '1'"),
     ],
 )  # fmt: skip
 def test_a_wrong_field_is_named_with_what_would_be_right(tmp_path: Path, old: str, new: str, sentence: str) -> None:

@@ -14,17 +14,18 @@ from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.spec import RunSpec
 from areno_fn.engine.specfile import overrides as set_option
 from areno_fn.engine.specfile.formats import decode, encode, format_of, kind_of, require_plain
-from areno_fn.engine.specfile.sentences import explain, newer_version
+from areno_fn.engine.specfile.sentences import explain, wrong_version
 from areno_fn.engine.specfile.types import Path as Place
-from areno_fn.engine.specfile.types import default, fields, locate, plain_copy, root
+from areno_fn.engine.specfile.types import default, locate, plain_copy, root
+from areno_fn.engine.specfile.upgrade import READABLE, rewritten, upgraded, version_of
 
 
 def read(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> RunSpec:
-    """Reads a specification and applies `--set` overrides to it.
+    """Reads a specification of this or an older version and applies `--set` overrides to it.
 
     Args:
         path: a `.toml`, `.yaml`, `.yml`, `.json` or `.msgpack` file.
-        overrides: texts `address=value`, applied in order.
+        overrides: texts `address=value`, applied in order, in the words of this version or of the file's.
 
     Raises:
         SpecError: the file cannot be read, or does not hold a valid specification; one sentence that begins with the
@@ -32,11 +33,13 @@ def read(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> RunSpec
     """
     source = Path(path)
     suffix = format_of(source)
-    raw = decode(_bytes(source), source)
+    written = _read(source)
+    raw = upgraded(written)
     places = []
     for override in overrides:
         _spell_out(raw)
         places.append((set_option.apply(raw, override), f"--set {override}"))
+        raw = rewritten(raw, version_of(written))
     return _convert(raw, str(source), suffix, places)
 
 
@@ -58,7 +61,7 @@ def text(spec: RunSpec, suffix: str = ".toml") -> str:
     Raises:
         SpecError: it is not valid, or TOML cannot say it.
     """
-    return _encoded(spec, suffix, "the specification").decode()
+    return _encoded(_builtins(check(spec)), suffix, "the specification").decode()
 
 
 def write(spec: RunSpec, path: str | os.PathLike[str]) -> None:
@@ -68,11 +71,18 @@ def write(spec: RunSpec, path: str | os.PathLike[str]) -> None:
         SpecError: the specification is not valid, TOML cannot say it, or the file cannot be written.
     """
     target = Path(path)
-    data = _encoded(spec, format_of(target), str(target))
-    try:
-        target.write_bytes(data)
-    except OSError as error:
-        raise SpecError(f"{target}: cannot be written: {_reason(error)}") from None
+    _save(_encoded(_builtins(check(spec)), format_of(target), str(target)), target)
+
+
+def upgrade(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Writes what a specification of an older version says in the version of this release, and nothing that it leaves out.
+
+    Raises:
+        SpecError: as `read` for the one file, as `write` for the other.
+    """
+    read(source)
+    path = Path(target)
+    _save(_encoded(upgraded(_read(Path(source))), format_of(path), str(path)), path)
 
 
 def first_difference(left: RunSpec, right: RunSpec) -> str | None:
@@ -96,17 +106,29 @@ def _bytes(path: Path) -> bytes:
         raise SpecError(f"{path}: cannot be read: {_reason(error)}") from None
 
 
+def _save(data: bytes, path: Path) -> None:
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be written: {_reason(error)}") from None
+
+
 def _reason(error: OSError) -> str:
     reason = error.strerror or str(error)
     return reason[:1].lower() + reason[1:]
 
 
+def _read(source: Path) -> dict[str, Any]:
+    """What a file holds, in a version that this release knows."""
+    raw = decode(_bytes(source), source)
+    version = version_of(raw)
+    if type(version) is not int or version not in READABLE:
+        raise SpecError(f"{source}: {wrong_version(version, READABLE)}")
+    return raw
+
+
 def _convert(raw: dict[str, Any], where: str, suffix: str, places: list[tuple[Place, str]]) -> RunSpec:
     _spell_out(raw)
-    version = raw.get("version", 1)
-    readable = fields(root())["version"].values  # type: ignore[attr-defined]
-    if type(version) is int and version > max(readable):
-        raise SpecError(f"{where}: {newer_version(version, readable)}")
     try:
         return msgspec.convert(raw, RunSpec)
     except msgspec.ValidationError as error:
@@ -118,17 +140,6 @@ def _spell_out(raw: dict[str, Any]) -> None:
     """Puts a table where its kind alone may stand: `finetune = "lora"`."""
     if isinstance(raw.get("finetune"), str):
         raw["finetune"] = {"kind": raw["finetune"]}
-    for optimizer in _tables(raw, "phases", "optimizers"):
-        optimizer.setdefault("kind", "adamw")  # before there were others, it could be left out
-
-
-def _tables(raw: dict[str, Any], *names: str) -> list[dict[str, Any]]:
-    """The tables of lists in tables of lists, where they are what they should be."""
-    found = [raw]
-    for name in names:
-        lists = (table.get(name) for table in found)
-        found = [item for items in lists if isinstance(items, list) for item in items if isinstance(item, dict)]
-    return found
 
 
 def _blame(where: str, place: Place, places: list[tuple[Place, str]]) -> str:
@@ -147,8 +158,7 @@ def _builtins(spec: RunSpec) -> dict[str, Any]:
     return raw
 
 
-def _encoded(spec: RunSpec, suffix: str, where: str) -> bytes:
-    plain = _builtins(check(spec))
+def _encoded(plain: dict[str, Any], suffix: str, where: str) -> bytes:
     if suffix == ".toml":
         _drop_absent(plain)
         nowhere = _absent(plain, "")

@@ -78,7 +78,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "seed": "chooses the sums",
         **_SHARED,
     },
-    "RewardSpec": {
+    "FunctionReward": {
         "function": "package.module:function, called with rows and completions",
         "weight": "factor in the total",
         "name": "in the metrics; when empty, the function's own",

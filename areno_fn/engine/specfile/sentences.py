@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -81,9 +81,12 @@ def _listing(known: Mapping[str, Type]) -> str:
     return f"its fields are {', '.join(known)}"
 
 
-def newer_version(version: int, readable: Iterable[int]) -> str:
-    """The file is from a later release."""
-    return f"version {version} is newer than this release reads, which is {one_of(readable)}; update areno_fn to run it"
+def wrong_version(version: Any, readable: Sequence[int]) -> str:
+    """The file is from a later release, or from none."""
+    known = one_of(readable)
+    if type(version) is int and version > max(readable):
+        return f"version {version} is newer than this release reads, which is {known}; update areno_fn to run it"
+    return f"version must be {known}, received {kind_of(version)}"
 
 
 def _advice(info: Type, value: Any, suffix: str) -> str:

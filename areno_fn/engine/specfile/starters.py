@@ -14,17 +14,17 @@ from areno_fn.contracts.spec import (
     ByteTokenizer,
     Checkpoint,
     Evaluation,
+    FunctionReward,
     HFModel,
     JsonlData,
     Phase,
-    RewardSpec,
     RunSpec,
     Sampling,
     Schedule,
     ScratchModel,
 )
 
-_EXACT = RewardSpec(function="areno_fn.world.rewards:exact_match", name="exact_match")
+_EXACT = FunctionReward(function="areno_fn.world.rewards:exact_match", name="exact_match")
 
 
 def quickstart() -> RunSpec:
@@ -123,7 +123,7 @@ def dpo() -> RunSpec:
 
 def grpo() -> RunSpec:
     """Reinforcement learning of a Hugging Face folder against a reward function."""
-    reward = RewardSpec(function="areno_fn.world.rewards:contains_answer", name="contains_answer")
+    reward = FunctionReward(function="areno_fn.world.rewards:contains_answer", name="contains_answer")
     return RunSpec(
         name="grpo",
         out="out/grpo",
