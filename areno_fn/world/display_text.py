@@ -9,7 +9,7 @@ from areno_fn.world.samples import Sample
 _FIGURES = (
     ("loss", "train/loss", ".4f"),
     ("reward", "rollout/reward_mean", ".3f"),
-    ("accuracy", "rollout/accuracy", ".3f"),
+    ("accuracy", "dpo/accuracy", ".3f"),
     ("kl", "train/kl", ".5f"),
     ("entropy", "train/entropy", ".3f"),
     ("length", "rollout/response_len_mean", ".1f"),

@@ -496,6 +496,42 @@ def test_the_importance_of_a_token_is_truncated_data() -> None:
     assert gradient == pytest.approx([-weights[0] / 3, -weights[1] / 3, weights[2] / 3], abs=1e-12)
     assert metrics["logp_diff_mean"] == pytest.approx((0.1 + 0.2 + 2.0) / 3, abs=1e-12)
     assert metrics["logp_diff_max"] == pytest.approx(2.0)
-    assert loss_and_grad(clipped(), (-1.0, -1.0, -1.0), **fields)[1] == pytest.approx([-1 / 3, -1 / 3, 1 / 3])
-    with pytest.raises(RecordError, match="importance_cap=2.0, but the Actions carry no rollout"):
-        clipped(importance_cap=2.0)(actions(tensor(-1.0), (-1.0,), (1.0,)))
+    assert metrics["importance_max"] == pytest.approx(math.exp(2))  # before it is truncated
+    free = loss_and_grad(clipped(), (-1.0, -1.0, -1.0), **fields)
+    assert free[1] == pytest.approx([-1 / 3, -1 / 3, 1 / 3]), "off by default"
+    for measured in (metrics, free[2]):
+        assert measured["importance_mean"] == pytest.approx((math.exp(0.1) + math.exp(-0.2) + math.exp(2)) / 3)
+    for build in (clipped, sequence_clipped):
+        with pytest.raises(RecordError, match=r"importance_cap=2\.0, but the Actions carry no rollout"):
+            build(importance_cap=2.0)(actions(tensor(-1.0), (-1.0,), (1.0,)))
+        with pytest.raises(SpecError, match=r"importance_cap > 0, or 0 for none, received dual=0.0, importance_cap=-1"):
+            build(importance_cap=-1)
+
+
+def test_L15_the_importance_of_a_sequence_is_by_the_mean() -> None:
+    """282 tokens that training finds less probable by .01 each: weight exp(-.01) = .990050; of the sum it were .0596."""
+    count = 282
+    fields: dict[str, Any] = {
+        "old": [-1.01] * count + [-1.0, -1.0],
+        "rollout": [-1.0] * count + [-2.0, -4.0],
+        "advantage": [1.0] * count + [-1.0, -1.0],
+        "segments": [0] * count + [1, 1],
+    }
+    stage = sequence_clipped(importance_cap=2.0)
+    loss, gradient, metrics = loss_and_grad(stage, fields["old"], **fields)
+    weight = math.exp(-0.01)
+    assert weight == pytest.approx(0.990050, abs=5e-7)
+    assert loss == pytest.approx((-weight + 2.0) / 2, abs=1e-12)  # the second, e^2, is capped
+    assert gradient[:count] == pytest.approx([-weight / 2 / count] * count, rel=1e-9)
+    assert gradient[count:] == pytest.approx([0.5, 0.5])
+    assert metrics["importance_mean"] == pytest.approx((weight + math.exp(2)) / 2)
+    assert metrics["importance_max"] == pytest.approx(math.exp(2))
+    assert metrics["ratio_mean"] == 1.0 and metrics["logp_diff_max"] == pytest.approx(3.0)
+    assert loss_and_grad(sequence_clipped(), fields["old"], **fields)[0] == pytest.approx(0.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("build", [clipped, sequence_clipped])
+def test_without_a_second_look_the_importance_is_that_of_the_current_parameters(build: Any) -> None:
+    _, _, metrics = loss_and_grad(build(), (-0.9,), old=(-1.0,), advantage=(1.0,))
+    assert metrics["importance_mean"] == metrics["importance_max"] == pytest.approx(math.exp(0.1))
+    assert metrics["logp_diff_mean"] == pytest.approx(0.1)
