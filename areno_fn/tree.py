@@ -13,6 +13,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from areno_fn.contracts.record import field_names, is_record
+from areno_fn.contracts.treepath import dotted, named_leaves
 
 T = TypeVar("T")
 
@@ -40,7 +41,7 @@ def leaves(tree: Tree) -> list[Any]:
 
 def leaves_with_path(tree: Tree) -> list[tuple[str, Any]]:
     """The leaves with their dotted paths, in the order of `leaves`."""
-    return [(_dotted(path), leaf) for path, leaf in pytree.tree_flatten_with_path(tree)[0]]
+    return named_leaves(tree)
 
 
 def map_with_path(function: Callable[[str, Any], Any], tree: T, *, is_leaf: Callable[[Any], bool] | None = None) -> T:
@@ -49,7 +50,7 @@ def map_with_path(function: Callable[[str, Any], Any], tree: T, *, is_leaf: Call
     Nodes for which `is_leaf` is true are passed whole.
     """
     items, spec = pytree.tree_flatten_with_path(tree, is_leaf)
-    return pytree.tree_unflatten([function(_dotted(path), leaf) for path, leaf in items], spec)
+    return pytree.tree_unflatten([function(dotted(path), leaf) for path, leaf in items], spec)
 
 
 def unflatten(like: T, values: Iterable[Any]) -> T:
@@ -180,7 +181,7 @@ def _structure_difference(first: Tree, second: Tree) -> str | None:
 
 
 def _container_difference(a: Any, b: Any, path: tuple[Any, ...]) -> str | None:
-    where = _dotted(path) or "<root>"
+    where = dotted(path) or "<root>"
     if pytree.tree_is_leaf(a) and pytree.tree_is_leaf(b):
         return None
     if type(a) is not type(b):
@@ -188,7 +189,7 @@ def _container_difference(a: Any, b: Any, path: tuple[Any, ...]) -> str | None:
     (ours, our_structure), (theirs, their_structure) = _one_level(a), _one_level(b)
     for step in [*ours, *theirs]:
         if step not in ours or step not in theirs:
-            return f"{_dotted((*path, step))}: only in the {'first' if step in ours else 'second'} tree"
+            return f"{dotted((*path, step))}: only in the {'first' if step in ours else 'second'} tree"
     if not isinstance(a, dict) and our_structure != their_structure:
         return f"{where}: the static fields of two {type(a).__name__} differ"
     for step, child in ours.items():
@@ -201,7 +202,3 @@ def _container_difference(a: Any, b: Any, path: tuple[Any, ...]) -> str | None:
 def _one_level(node: Any) -> tuple[dict[Any, Any], Any]:
     items, structure = pytree.tree_flatten_with_path(node, is_leaf=lambda inner: inner is not node)
     return {path[0]: child for path, child in items}, structure
-
-
-def _dotted(path: tuple[Any, ...]) -> str:
-    return ".".join(str(getattr(k, "name", getattr(k, "key", getattr(k, "idx", k)))) for k in path)

@@ -77,7 +77,7 @@ def save_state(
 
     Raises:
         CheckpointError: the state cannot be stored, or the disk refuses; older states are untouched.
-        RecordError: the state does not have the roles, or two trainable ones share memory.
+        RecordError: the state does not have the roles, or the update of one would show in another.
     """
     return write(root, step, prepare(state, roles), identity, keep)
 
@@ -90,7 +90,7 @@ def prepare(state: TrainState, roles: RoleLayout | None = None) -> Prepared:
         RecordError: it does not have the roles.
     """
     if roles is not None:
-        roles.check(state.params)
+        roles.check(state.params, optim=state.optim, snapshots=state.snapshots)
     flat = flatten(state)
     for path, tensor in flat.tensors.items():
         if tensor.is_meta or tensor.dtype not in DTYPE_NAMES:

@@ -60,8 +60,9 @@ class OptimizerLayout:
         """
         for number, group in enumerate(self.groups):
             if group.role not in owned:
+                what = f"{group.role}.{group.paths[0]}" if group.paths else "nothing"
                 raise RecordError(
-                    f"optimizer group {group.name!r} belongs to role {group.role!r}, which is not trainable; "
+                    f"optimizer group {group.name!r} owns {what}, but role {group.role!r} is not trainable; "
                     f"trainable roles are {', '.join(sorted(owned)) or 'none'}"
                 )
             if any((other.role, other.name) == (group.role, group.name) for other in self.groups[:number]):

@@ -83,7 +83,7 @@ class LoraPlan:
     @property
     def roles(self) -> RoleLayout:
         """The adapters as actor, and the base."""
-        return RoleLayout(roles=(Role(name=ACTOR), Role(name=BASE, trainable=False)))
+        return RoleLayout(roles=(Role(name=ACTOR, trunk=BASE), Role(name=BASE, trainable=False)))
 
     @property
     def placements(self) -> Mapping[str, Placement]:

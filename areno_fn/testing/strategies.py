@@ -23,6 +23,7 @@ except ImportError as error:
 
 from areno_fn.testing.family_strategies import configs, families, layouts
 from areno_fn.testing.layout_strategies import isos, state_dicts
+from areno_fn.testing.role_strategies import role_trees
 
 __all__ = [
     "DTYPES",
@@ -36,6 +37,7 @@ __all__ = [
     "packed",
     "packed_tokens",
     "prompts",
+    "role_trees",
     "sampling",
     "split_batches",
     "state_dicts",

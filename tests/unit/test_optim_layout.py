@@ -42,7 +42,7 @@ def test_O2_a_group_of_what_is_no_parameter_is_refused() -> None:
 def test_O2_a_group_of_a_role_that_is_not_trained_is_refused() -> None:
     with pytest.raises(
         RecordError,
-        match="optimizer group 'j' belongs to role 'judge', which is not trainable; trainable roles are actor, critic",
+        match="optimizer group 'j' owns judge.w, but role 'judge' is not trainable; trainable roles are actor, critic",
     ):
         layout(("judge", "j", ("w",))).check(OWNED)
 

@@ -21,7 +21,7 @@ score sequence_clipped sgd static terminal_rewards train train_step tree unmerge
 TESTING = {
     "laws": "exact_under_split gradient optimizer_matches pure rollout_matches_training",
     "strict": "strict",
-    "strategies": "documents keys packed packed_tokens prompts sampling split_batches tensors trees",
+    "strategies": "documents keys packed packed_tokens prompts role_trees sampling split_batches tensors trees",
 }
 
 
