@@ -91,6 +91,8 @@ class Experience:
         advantage: float32 [M].
         reference: float32 [M], log-probability under the frozen reference, or None.
         rollout: float32 [M], what was recorded while sampling, where `old` was computed again; else None.
+        values: float32 [M], what a critic said before the update, or None.
+        returns: float32 [M], what came of the decisions, or None.
     """
 
     packed: PackedTokens
@@ -98,9 +100,11 @@ class Experience:
     advantage: torch.Tensor
     reference: torch.Tensor | None = None
     rollout: torch.Tensor | None = None
+    values: torch.Tensor | None = None
+    returns: torch.Tensor | None = None
 
     def __check__(self) -> None:
-        for name in ("old", "advantage", "reference", "rollout"):
+        for name in ("old", "advantage", "reference", "rollout", "values", "returns"):
             value = getattr(self, name)
             if value is not None and value.shape != self.packed.targets.shape:
                 raise RecordError(

@@ -256,7 +256,7 @@ class SFT(Spec, frozen=True, kw_only=True, tag="sft", tag_field="kind"):
 
 
 class Sampled(Spec, frozen=True, kw_only=True):
-    """What the algorithms have in common that learn from groups of samples and rewards.
+    """What the algorithms have in common that learn from samples and rewards.
 
     `kl_coef` > 0 keeps a frozen snapshot of the phase's start as reference.
     """
@@ -269,14 +269,19 @@ class Sampled(Spec, frozen=True, kw_only=True):
     kl_coef: Rate = 0.0
     kl_in: Literal["loss", "reward"] = "loss"
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    baseline: Literal["group", "leave_one_out", "batch"] = "group"
-    scale: Literal["group", "batch", "none"] = "group"
     mask_truncated: bool = False
     minibatches: Positive = 1
     epochs: Positive = 1
 
 
-class GRPO(Sampled, frozen=True, kw_only=True, tag="grpo", tag_field="kind"):
+class Grouped(Sampled, frozen=True, kw_only=True):
+    """What the algorithms have in common that compare the samples of a prompt with each other."""
+
+    baseline: Literal["group", "leave_one_out", "batch"] = "group"
+    scale: Literal["group", "batch", "none"] = "group"
+
+
+class GRPO(Grouped, frozen=True, kw_only=True, tag="grpo", tag_field="kind"):
     """Group relative policy optimization.
 
     `baseline = "leave_one_out"` with `scale = "none"` is RLOO; both "batch", with `kl_in = "reward"`, is REINFORCE++.
@@ -289,11 +294,49 @@ class GRPO(Sampled, frozen=True, kw_only=True, tag="grpo", tag_field="kind"):
     aggregation: Aggregation = "token_mean"
 
 
-class GSPO(Sampled, frozen=True, kw_only=True, tag="gspo", tag_field="kind"):
+class GSPO(Grouped, frozen=True, kw_only=True, tag="gspo", tag_field="kind"):
     """Group sequence policy optimization: one ratio and one term a completion."""
 
     clip_low: Annotated[float, Meta(gt=0, lt=1)] = 3e-4
     clip_high: Annotated[float, Meta(gt=0)] = 4e-4
+
+
+class Critic(Spec, frozen=True, kw_only=True):
+    """The role that estimates what a completion will be worth, and how it is trained.
+
+    It begins every phase as a copy of the actor with a head of zeros, or the run as the classification folder `path`.
+    It is trained `updates` times for every update of the actor, and alone for the first `warmup` iterations.
+    """
+
+    path: str = ""
+    updates: Positive = 1
+    warmup: Natural = 0
+    clip: Annotated[float, Meta(gt=0)] = 0.5
+    coef: Annotated[float, Meta(gt=0)] = 0.5
+
+
+class PPO(Sampled, frozen=True, kw_only=True, tag="ppo", tag_field="kind"):
+    """Proximal policy optimization with a critic: advantages of single tokens by generalised estimation.
+
+    With `kl_target` above 0 the coefficient of the KL in the reward follows the measured KL of a completion.
+    """
+
+    roles: ClassVar[tuple[str, ...]] = ("actor", "critic")
+
+    samples: Positive = 1
+    kl_in: Literal["loss", "reward"] = "reward"
+    kl_estimator: Literal["k1", "k2", "k3"] = "k1"
+    kl_target: Rate = 0.0
+    kl_horizon: Positive = 10_000
+    critic: Critic = field(default_factory=Critic)
+    gamma: Unit = 1.0
+    lam: Unit = 0.95
+    whiten: bool = True
+    clip_low: Annotated[float, Meta(gt=0, lt=1)] = 0.2
+    clip_high: Annotated[float, Meta(gt=0)] = 0.2
+    dual_clip: Rate = 3.0
+    importance_cap: Rate = 0.0
+    aggregation: Aggregation = "token_mean"
 
 
 PreferenceLoss = Literal["sigmoid", "ipo", "hinge"]
@@ -310,7 +353,7 @@ class DPO(Spec, frozen=True, kw_only=True, tag="dpo", tag_field="kind"):
     label_smoothing: Annotated[float, Meta(ge=0, lt=0.5)] = 0.0
 
 
-AlgorithmSpec = SFT | DPO | GRPO | GSPO
+AlgorithmSpec = SFT | DPO | GRPO | GSPO | PPO
 
 
 # ---------------------------------------------------------------------------------------- the run

@@ -9,7 +9,20 @@ from typing import Any
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.execution import Acquisition, Feedback
 from areno_fn.contracts.optim import groups_of
-from areno_fn.contracts.spec import COLDEST, DPO, GRPO, Lora, OptimizerSpec, Phase, RunSpec, Sampled, Sampling, SGDSpec
+from areno_fn.contracts.spec import (
+    COLDEST,
+    DPO,
+    GRPO,
+    PPO,
+    Grouped,
+    Lora,
+    OptimizerSpec,
+    Phase,
+    RunSpec,
+    Sampled,
+    Sampling,
+    SGDSpec,
+)
 from areno_fn.engine.sources import source_problems
 from areno_fn.engine.specfile.types import Path, locate, plain_copy
 
@@ -90,10 +103,22 @@ def _phase(spec: RunSpec, phase: Phase) -> Iterator[str]:
     yield from _optimizers(phase, where)
     if isinstance(phase.algorithm, DPO) and phase.algorithm.label_smoothing and phase.algorithm.loss != "sigmoid":
         yield f"{where}.algorithm.label_smoothing: it belongs to the loss 'sigmoid'; remove it, or `loss`"
-    if isinstance(phase.algorithm, GRPO) and 0 < phase.algorithm.dual_clip <= 1:
+    if isinstance(phase.algorithm, GRPO | PPO) and 0 < phase.algorithm.dual_clip <= 1:
         yield f"{where}.algorithm.dual_clip: {phase.algorithm.dual_clip} is not above 1; use a number above 1, or 0 for no bound"
     if isinstance(phase.algorithm, Sampled):
         yield from _sampled(phase, phase.algorithm, where)
+    if isinstance(phase.algorithm, PPO):
+        yield from _ppo(phase, phase.algorithm, f"{where}.algorithm")
+
+
+def _ppo(phase: Phase, algorithm: PPO, where: str) -> Iterator[str]:
+    if algorithm.kl_target and not (algorithm.kl_coef and algorithm.kl_in == "reward"):
+        yield f"{where}.kl_target: it moves the coefficient of the KL in the reward; give kl_coef, and kl_in = 'reward'"
+    if phase.steps and algorithm.critic.warmup >= phase.steps:
+        yield (
+            f"{where}.critic.warmup: the critic would be trained alone for all {phase.steps} steps of the phase; "
+            f"use fewer than that"
+        )
 
 
 def _optimizers(phase: Phase, where: str) -> Iterator[str]:
@@ -118,12 +143,8 @@ def _sampled(phase: Phase, algorithm: Sampled, where: str) -> Iterator[str]:
     if algorithm.sampling.temperature == 0:
         yield f"{where}.algorithm.sampling.temperature: 0 is greedy decoding, which explores nothing; use a temperature above 0"
     yield from _cold(algorithm.sampling, f"{where}.algorithm.sampling")
-    if algorithm.kl_in == "reward" and not algorithm.kl_coef:
-        yield f"{where}.algorithm.kl_in: without kl_coef there is no KL to take from the reward; give kl_coef, or remove this"
-    if algorithm.samples == 1 and algorithm.baseline == "leave_one_out":
-        yield f"{where}.algorithm.samples: a group of 1 has no others to be compared with; use at least 2"
-    elif algorithm.samples == 1 and algorithm.scale == "group":
-        yield f"{where}.algorithm.samples: a group of 1 has no spread, so every advantage would be 0; use at least 2"
+    if isinstance(algorithm, Grouped):
+        yield from _grouped(algorithm, f"{where}.algorithm")
     if algorithm.sampling.max_tokens >= phase.batch.max_length:
         yield (
             f"{where}.batch.max_length: {phase.batch.max_length} leaves no room for a prompt beside "
@@ -134,6 +155,15 @@ def _sampled(phase: Phase, algorithm: Sampled, where: str) -> Iterator[str]:
             f"{where}.algorithm.minibatches: {algorithm.minibatches} mini-batches cannot be cut from "
             f"{phase.batch.rows} prompts x {algorithm.samples} samples"
         )
+
+
+def _grouped(algorithm: Grouped, where: str) -> Iterator[str]:
+    if algorithm.kl_in == "reward" and not algorithm.kl_coef:
+        yield f"{where}.kl_in: without kl_coef there is no KL to take from the reward; give kl_coef, or remove this"
+    if algorithm.samples == 1 and algorithm.baseline == "leave_one_out":
+        yield f"{where}.samples: a group of 1 has no others to be compared with; use at least 2"
+    elif algorithm.samples == 1 and algorithm.scale == "group":
+        yield f"{where}.samples: a group of 1 has no spread, so every advantage would be 0; use at least 2"
 
 
 def _evaluation(spec: RunSpec) -> Iterator[str]:

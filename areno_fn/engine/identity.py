@@ -16,10 +16,11 @@ from areno_fn.contracts.errors import CheckpointError
 from areno_fn.contracts.identity import RunIdentity, digest, way_out
 from areno_fn.contracts.optim import Transform
 from areno_fn.contracts.spec import Evaluation, FullFinetune, Phase, RewardSpec, RunSpec
+from areno_fn.engine.critic import CriticPlan
 from areno_fn.engine.model import ModelPlan
+from areno_fn.engine.optimizers import Mover
 from areno_fn.engine.phases import PhasePlan
 from areno_fn.steps.joins import Stage, stage_name
-from areno_fn.steps.optimizers.build import Pair
 
 _UNSAID = {
     "family": "the model's family",
@@ -39,7 +40,8 @@ def identity_of(
     phases: Sequence[PhasePlan],
     losses: Mapping[str, Stage],
     stop: Sequence[int] = (),
-    movers: Mapping[str, Transform | Pair] | None = None,
+    movers: Mapping[str, Mover | Mapping[str, Mover]] | None = None,
+    critic: CriticPlan | None = None,
 ) -> RunIdentity:
     """What a saved state must agree with to continue this run.
 
@@ -50,6 +52,7 @@ def identity_of(
         losses: by phase name, a loss that replaces the algorithm's own.
         stop: tokens that end a completion.
         movers: by phase name, what replaces its optimizers.
+        critic: the role that estimates values, where there is one.
     """
     named = {name: stage_name(loss) for name, loss in losses.items()}
     return RunIdentity(
@@ -57,7 +60,13 @@ def identity_of(
         model=digest(model.hf_config),
         phases=digest([_settings(spec, "phases", _tied(spec)), named, list(stop)]),
         data=digest([_data(phase) for phase in phases]),
-        parameters=digest([*_leaves(model), *([] if spec.finetune == FullFinetune() else [spec.finetune])]),
+        parameters=digest(
+            [
+                *_leaves(model.shapes()),
+                *([] if spec.finetune == FullFinetune() else [spec.finetune]),
+                *([] if critic is None else _leaves(critic.shapes())),
+            ]
+        ),
         optimizers=digest(_optimizers(spec, movers or {})),
         seed=spec.seed,
     )
@@ -114,13 +123,17 @@ def _settings(spec: RunSpec, field: str, tied: bool) -> Any:
     return msgspec.to_builtins(parts)
 
 
-def _optimizers(spec: RunSpec, movers: Mapping[str, Transform | Pair]) -> Any:
+def _optimizers(spec: RunSpec, movers: Mapping[str, Mover | Mapping[str, Mover]]) -> Any:
     """The settings of the optimizers, and the name of every one that replaces them."""
     said = _settings(spec, "optimizers", _tied(spec))
-    own = {
-        name: stage_name(mover.update if isinstance(mover, Transform) else mover[1]) for name, mover in movers.items()
-    }
+    own = {name: _named(mover) for name, mover in movers.items()}
     return [said, own] if own else said
+
+
+def _named(mover: Mover | Mapping[str, Mover]) -> Any:
+    if isinstance(mover, Mapping):
+        return {role: _named(one) for role, one in mover.items()}
+    return stage_name(mover.update if isinstance(mover, Transform) else mover[1])
 
 
 def _phase(phase: Phase, *, long: bool) -> dict[str, Any]:
@@ -168,8 +181,8 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _leaves(model: ModelPlan) -> list[tuple[str, list[int], str]]:
-    return [(path, list(leaf.shape), str(leaf.dtype)) for path, leaf in tree.leaves_with_path(model.shapes())]
+def _leaves(params: Any) -> list[tuple[str, list[int], str]]:
+    return [(path, list(leaf.shape), str(leaf.dtype)) for path, leaf in tree.leaves_with_path(params)]
 
 
 def _data(phase: PhasePlan) -> str:

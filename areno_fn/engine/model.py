@@ -119,7 +119,7 @@ def from_folder(spec: HFModel) -> ModelPlan:
     config = family.config_from_hf(hf_config)
     layout = family.layout(config, head_in_file=_HEAD in folder)
     hf.require_fit(folder, layout, spec.dtype)
-    _require_computable(folder, spec.dtype)
+    require_computable(folder, spec.dtype)
     return ModelPlan(
         family=family,
         config=config,
@@ -132,7 +132,7 @@ def from_folder(spec: HFModel) -> ModelPlan:
     )
 
 
-def _require_computable(folder: hf.HFFolder, policy: hf.DtypePolicy) -> None:
+def require_computable(folder: hf.HFFolder, policy: hf.DtypePolicy) -> None:
     """Norms are taken in float32 and may have a dtype of their own; whatever is multiplied must have one."""
     stored = {name: spec.dtype or torch.float32 for name, spec in folder.specs.items()}
     strange = [name for name, dtype in stored.items() if dtype not in _TRAINABLE]

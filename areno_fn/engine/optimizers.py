@@ -8,12 +8,18 @@ from typing import Any
 import attrs
 
 from areno_fn import tree
+from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.optim import Optimizer, Transform
 from areno_fn.contracts.placement import Placement
-from areno_fn.contracts.spec import Phase
+from areno_fn.contracts.spec import PPO, Phase, Sampled
+from areno_fn.engine.critic import CriticPlan
 from areno_fn.engine.finetune import FinetunePlan
 from areno_fn.steps.optimizers import layout, optimizer, optimizer_from
 from areno_fn.steps.optimizers.build import Pair
+from areno_fn.steps.recipes import ACTOR, CRITIC
+
+Mover = Transform | Pair
+"""What a user may give in the place of a specified optimizer."""
 
 
 @attrs.frozen(kw_only=True)
@@ -22,41 +28,90 @@ class Trained:
 
     Attributes:
         params: by trained role, its parameters as meta tensors.
-        placements: by path, how ranks share a leaf of the actor: what is fused, and what is an embedding or a head.
+        placements: by trained role and path, how ranks share a leaf: what is fused, what is an embedding or a head.
     """
 
     params: Mapping[str, Any]
-    placements: Mapping[str, Placement]
+    placements: Mapping[str, Mapping[str, Placement]]
+
+    def of(self, phase: Phase) -> Trained:
+        """What the algorithm of a phase trains."""
+        roles = phase.algorithm.roles
+        return Trained(
+            params={role: self.params[role] for role in roles},
+            placements={role: self.placements[role] for role in roles},
+        )
 
 
-def trained(finetune: FinetunePlan) -> Trained:
+def trained(finetune: FinetunePlan, critic: CriticPlan | None = None) -> Trained:
     """The trained parameters of a run."""
-    shapes = finetune.shapes()
-    return Trained(params={role: shapes[role] for role in finetune.roles.trainable}, placements=finetune.placements)
+    params = {ACTOR: finetune.shapes()[ACTOR]}
+    placements = {ACTOR: finetune.placements}
+    if critic is not None:
+        params[CRITIC], placements[CRITIC] = critic.shapes(), critic.placements
+    return Trained(params=params, placements=placements)
 
 
-def described(phase: Phase, moved: Trained) -> str:
-    """How many parameters each group of a phase's optimizers has, in words."""
-    groups = layout(phase.optimizers, dict(moved.params), moved.placements).groups
-    sizes = {path: leaf.numel() for own in moved.params.values() for path, leaf in tree.leaves_with_path(own)}
-    shares = [f"{group.name} ({sum(sizes[path] for path in group.paths):,} parameters)" for group in groups]
-    return " and ".join(shares)
+def described(phase: Phase, moved: Trained) -> list[str]:
+    """How many parameters each group of a phase's optimizers has, in words, by role."""
+    moved = moved.of(phase)
+    groups = layout(phase.optimizers, moved.params, moved.placements).groups
+    told = []
+    for role, own in moved.params.items():
+        sizes = {path: leaf.numel() for path, leaf in tree.leaves_with_path(own)}
+        shares = [
+            f"{group.name} ({sum(sizes[path] for path in group.paths):,} parameters)"
+            for group in groups
+            if group.role == role
+        ]
+        told.append(f"{role} is moved by {' and '.join(shares)}")
+    return told
 
 
-def plan_optimizer(phase: Phase, moved: Trained, total_steps: int, given: Transform | Pair | None = None) -> Optimizer:
-    """What moves the actor in a phase.
+def plan_optimizers(
+    phase: Phase, moved: Trained, steps: int, given: Mover | Mapping[str, Mover] | None = None
+) -> dict[str, Optimizer]:
+    """What moves each trained role in a phase.
 
     Args:
         phase: whose `optimizers` are used.
         moved: the parameters; every one must be in exactly one group.
-        total_steps: optimizer steps of the phase.
-        given: stands in the place of all that `optimizers` says.
+        steps: of the phase.
+        given: stands in the place of all that `optimizers` says; or, by role, of what it says of that role.
 
     Raises:
-        SpecError: a group names no parameter, or one that it cannot have; or `given` is no transform.
+        SpecError: a group names no parameter, or one that it cannot have; `given` is no transform, or is of a role that
+            the phase does not train.
     """
-    if given is not None:
-        return optimizer_from(given)
-    layout(phase.optimizers, dict(moved.params), moved.placements)
-    (spec,) = phase.optimizers
-    return optimizer(spec, total_steps, moved.placements)
+    moved = moved.of(phase)
+    own = _by_role(phase, given)
+    specified = {spec.role: spec for spec in phase.optimizers if spec.role not in own}
+    rest = {role: moved.params[role] for role in specified}
+    layout(list(specified.values()), rest, moved.placements)
+    made = {
+        role: optimizer(spec, steps_of(phase, role, steps), moved.placements[role]) for role, spec in specified.items()
+    }
+    made |= {role: optimizer_from(mover) for role, mover in own.items()}
+    return {role: made[role] for role in moved.params}
+
+
+def _by_role(phase: Phase, given: Mover | Mapping[str, Mover] | None) -> Mapping[str, Mover]:
+    roles = phase.algorithm.roles
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        return dict.fromkeys(roles, given)
+    for role in given:
+        if role not in roles:
+            raise SpecError(f"optimizers: the phase {phase.name} trains {', '.join(roles)}, and no {role!r}")
+    return given
+
+
+def steps_of(phase: Phase, role: str, steps: int) -> int:
+    """Optimizer steps that a role makes in a phase of so many steps."""
+    algorithm = phase.algorithm
+    if not isinstance(algorithm, Sampled):
+        return steps
+    if isinstance(algorithm, PPO):
+        steps = max(1, steps - algorithm.critic.warmup) if role == ACTOR else steps * algorithm.critic.updates
+    return steps * algorithm.epochs * algorithm.minibatches

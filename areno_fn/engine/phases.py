@@ -11,15 +11,14 @@ import attrs
 from areno_fn.contracts.batch import Example, Pair
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.execution import Acquisition
-from areno_fn.contracts.optim import Transform
 from areno_fn.contracts.policy import TokenPolicy
 from areno_fn.contracts.spec import DPO, Phase, Sampled
-from areno_fn.engine.optimizers import Trained, plan_optimizer
+from areno_fn.engine.critic import CriticPlan
+from areno_fn.engine.optimizers import Mover, Trained, plan_optimizers
 from areno_fn.engine.place import at
 from areno_fn.steps import recipes
 from areno_fn.steps.compose import View
 from areno_fn.steps.joins import Stage
-from areno_fn.steps.optimizers.build import Pair as Given
 from areno_fn.world.data import read_all, source_names
 from areno_fn.world.data_row import Row
 from areno_fn.world.examples import encode_examples, encode_prompts
@@ -74,8 +73,9 @@ def plan_phase(
     moved: Trained,
     loss: Stage | None = None,
     view: View = recipes.actor,
-    mover: Transform | Given | None = None,
+    mover: Mover | Mapping[str, Mover] | None = None,
     loaded: Loaded | None = None,
+    critic: CriticPlan | None = None,
 ) -> PhasePlan:
     """Reads, tokenises and composes one phase.
 
@@ -83,8 +83,9 @@ def plan_phase(
         moved: the trained parameters.
         loss: a stage that takes the place of the algorithm's own.
         view: from the parameters of all roles to what the policy takes.
-        mover: `(init, update)` that takes the place of the phase's optimizers.
+        mover: `(init, update)` that takes the place of the phase's optimizers, or some by role.
         loaded: what classes of rewards have been made into, shared by all phases and the evaluation.
+        critic: the critic of the run.
 
     Raises:
         DataError: a row cannot be used. RewardError: a reward does not import. SpecError: lengths do not fit.
@@ -114,14 +115,15 @@ def plan_phase(
     _check_smallest_batch(spec, size, where)
     steps = spec.steps or spec.epochs * batches_per_epoch(size, spec.batch.rows)
     with at(f"{where}.optimizers"):
-        optimizer = plan_optimizer(spec, moved, steps * _updates_per_step(spec), mover)
+        optimizers = plan_optimizers(spec, moved, steps, mover)
     materials = recipes.Materials(
         policy=policy,
-        optimizer=optimizer,
+        optimizers=optimizers,
         stop=stop,
         micro_tokens=spec.batch.micro_tokens,
         max_length=spec.batch.max_length,
         view=view,
+        **_critic(spec, critic),
     )
     with at(where):
         algorithm = recipes.build(spec.algorithm, materials, loss)
@@ -164,5 +166,13 @@ def _completion_tokens(spec: Phase) -> int:
     return spec.algorithm.sampling.max_tokens if isinstance(spec.algorithm, Sampled) else 0
 
 
-def _updates_per_step(spec: Phase) -> int:
-    return spec.algorithm.epochs * spec.algorithm.minibatches if isinstance(spec.algorithm, Sampled) else 1
+def _critic(spec: Phase, critic: CriticPlan | None) -> dict[str, Any]:
+    """The materials of a phase that trains the critic."""
+    if critic is None or recipes.CRITIC not in spec.algorithm.roles:
+        return {}
+    if spec.batch.max_length > critic.policy.max_positions:
+        raise SpecError(
+            f"phases.{spec.name}.batch.max_length: {spec.batch.max_length} is beyond the critic's context of "
+            f"{critic.policy.max_positions} positions; lower it to that or less"
+        )
+    return {"critic_policy": critic.policy, "critic_view": critic.view, "begin_critic": critic.begin}

@@ -12,23 +12,25 @@ from typing import Any
 import attrs
 import torch
 
+from areno_fn.ckpt import hf
 from areno_fn.contracts.batch import Rollout
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.identity import RunIdentity
-from areno_fn.contracts.optim import Transform
+from areno_fn.contracts.key import Key
 from areno_fn.contracts.roles import RoleLayout
 from areno_fn.contracts.spec import ByteTokenizer, Evaluation, HFModel, HFTokenizer, RunSpec
 from areno_fn.engine.composition import check_composition
+from areno_fn.engine.critic import CriticPlan, plan_critic
 from areno_fn.engine.evaluate import TOTAL, EvaluationPlan
 from areno_fn.engine.finetune import FinetunePlan, plan_finetune
 from areno_fn.engine.identity import identity_of
 from areno_fn.engine.model import ModelPlan, plan_model
-from areno_fn.engine.optimizers import trained
+from areno_fn.engine.optimizers import Mover, Trained, trained
 from areno_fn.engine.phases import PhasePlan, plan_phase
 from areno_fn.engine.place import at
 from areno_fn.engine.specfile import check
 from areno_fn.steps.joins import Stage
-from areno_fn.steps.optimizers.build import Pair
+from areno_fn.steps.recipes import CRITIC
 from areno_fn.steps.token.rollout import sampler
 from areno_fn.world import tokenizer as tokenizers
 from areno_fn.world.data import read_all
@@ -49,6 +51,8 @@ class Plan:
         device: where parameters live.
         model: family, configuration, layout, and the folder the weights come from.
         finetune: which of its parameters are trained, and how the policy sees them.
+        critic: the role that estimates values; None where no phase has one.
+        trained: the trained parameters of each role, as optimizers see them.
         tokenizer: text to tokens and back.
         phases: in order.
         evaluation: None when the run has none.
@@ -61,6 +65,8 @@ class Plan:
     device: torch.device
     model: ModelPlan
     finetune: FinetunePlan
+    critic: CriticPlan | None
+    trained: Trained
     tokenizer: Tokenizer
     phases: tuple[PhasePlan, ...]
     evaluation: EvaluationPlan | None
@@ -68,11 +74,21 @@ class Plan:
     roles: RoleLayout
     identity: RunIdentity
 
+    def shapes(self) -> dict[str, Any]:
+        """The parameters of each role as meta tensors."""
+        critic = {} if self.critic is None else {CRITIC: self.critic.shapes()}
+        return self.finetune.shapes() | critic
+
+    def load(self, key: Key, progress: hf.Progress | None = None) -> dict[str, Any]:
+        """The parameters of each role: read, or drawn with the run's key."""
+        params = self.finetune.load(key, self.device, progress)
+        return params if self.critic is None else params | {CRITIC: self.critic.load(params, self.device)}
+
 
 def plan(
     spec: RunSpec,
     losses: Mapping[str, Stage] | None = None,
-    optimizers: Mapping[str, Transform | Pair] | None = None,
+    optimizers: Mapping[str, Mover | Mapping[str, Mover]] | None = None,
 ) -> Plan:
     """Makes a plan, or refuses in one sentence per problem.
 
@@ -81,7 +97,7 @@ def plan(
         losses: by phase name, a stage that takes the place of the algorithm's own loss: `Actions -> Sums` in a
             GRPO or GSPO phase, `Comparisons -> Sums` in a DPO phase, `Scores -> Sums` in an SFT phase.
         optimizers: by phase name, a `Transform` or a pair `(init, update)` that takes the place of all that the phase's
-            `optimizers` say; its updates are added to the parameters.
+            `optimizers` say, or such by role; its updates are added to the parameters.
 
     Raises:
         ArenoError: the specification cannot be carried out; nothing has been changed.
@@ -94,9 +110,10 @@ def plan(
     with at("model"):
         model = plan_model(spec)
     finetune = plan_finetune(spec, model)
+    critic = plan_critic(spec, model, finetune)
     tokenizer = _tokenizer(spec, model)
     stop = tuple(token for token in tokenizer.eos_ids if token < model.policy.vocab_size)
-    moved = trained(finetune)
+    moved = trained(finetune, critic)
     loaded: Loaded = {}
     phases = tuple(
         plan_phase(
@@ -109,6 +126,7 @@ def plan(
             finetune.view,
             optimizers.get(phase.name),
             loaded,
+            critic,
         )
         for phase in spec.phases
     )
@@ -118,12 +136,14 @@ def plan(
         device=device,
         model=model,
         finetune=finetune,
+        critic=critic,
+        trained=moved,
         tokenizer=tokenizer,
         phases=phases,
         evaluation=evaluation,
         rollout=sampler(model.policy, stop),
-        roles=finetune.roles,
-        identity=identity_of(spec, model, phases, losses, stop, optimizers),
+        roles=finetune.roles if critic is None else RoleLayout(roles=(*finetune.roles.roles, critic.role)),
+        identity=identity_of(spec, model, phases, losses, stop, optimizers, critic),
     )
 
 

@@ -17,7 +17,6 @@ from areno_fn.ckpt.hf import Progress
 from areno_fn.ckpt.resume import latest, save_state
 from areno_fn.contracts.errors import DivergenceError, RewardError, SpecError
 from areno_fn.contracts.identity import ACCEPTABLE, check_accepted
-from areno_fn.contracts.optim import Transform
 from areno_fn.contracts.record import donate
 from areno_fn.contracts.spec import RunSpec
 from areno_fn.contracts.state import TrainState
@@ -25,7 +24,7 @@ from areno_fn.engine import summary
 from areno_fn.engine.export import ADAPTER, export
 from areno_fn.engine.finetune import LoraPlan
 from areno_fn.engine.loop import train
-from areno_fn.engine.optimizers import described, trained
+from areno_fn.engine.optimizers import Mover, described
 from areno_fn.engine.outputs import Outputs, inspect, prepare
 from areno_fn.engine.place import at
 from areno_fn.engine.plan import Plan, plan
@@ -33,7 +32,6 @@ from areno_fn.engine.recorder import open_recorder
 from areno_fn.engine.specfile import read, write
 from areno_fn.engine.start import initial_state, require_same_run, resumed_state
 from areno_fn.steps.joins import Stage
-from areno_fn.steps.optimizers.build import Pair
 from areno_fn.world.display import Display, open_display
 from areno_fn.world.rewards import Reward, rehearse
 
@@ -47,7 +45,7 @@ def run(
     resume: bool = False,
     overwrite: bool = False,
     losses: Mapping[str, Stage] | None = None,
-    optimizers: Mapping[str, Transform | Pair] | None = None,
+    optimizers: Mapping[str, Mover | Mapping[str, Mover]] | None = None,
     accept: Sequence[str] = (),
 ) -> int:
     """Carries out a specification.
@@ -57,7 +55,7 @@ def run(
         resume: continue the run in its output folder; a folder without a checkpoint starts afresh.
         overwrite: delete a run in the output folder first.
         losses: by phase name, a loss of your own, as for `areno_fn.engine.plan.plan`.
-        optimizers: by phase name, a `Transform` or a pair `(init, update)` of your own, as for the same.
+        optimizers: by phase name, a `Transform` or a pair `(init, update)` of your own, or such by role, as for the same.
         accept: in what a continued run may differ from the one that was started, by fields of its identity; what each
             means is in `areno_fn.contracts.identity.ACCEPTABLE`.
 
@@ -96,7 +94,7 @@ def describe(spec: RunSpec, *, resume: bool = False, overwrite: bool = False, ac
             f"  {phase.spec.name}: {kind.__struct_config__.tag} ({contract.acquisition} + {contract.feedback}), "
             f"{phase.steps} steps of {phase.spec.batch.rows} rows from {phase.size}"
         )
-        lines.append(f"    moved by {described(phase.spec, trained(made.finetune))}")
+        lines += [f"    {line}" for line in described(phase.spec, made.trained)]
         lines += _rehearsed(f"phases.{phase.spec.name}.rewards", phase.rewards, phase.rows)
     if made.evaluation is not None:
         lines.append(f"  evaluation: {len(made.evaluation.rows)} rows")

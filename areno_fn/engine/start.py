@@ -26,7 +26,7 @@ def initial_state(plan: Plan, progress: hf.Progress | None = None) -> TrainState
         progress: told of every loaded tensor, up to all that the layout claims.
     """
     key = Key.of(plan.spec.seed)
-    params = plan.finetune.load(key, plan.device, progress)
+    params = plan.load(key, progress)
     plan.roles.check(params)
     return _blank(params, key)
 
@@ -173,7 +173,7 @@ def _like(plan: Plan, at: Cursor) -> TrainState:
 
     Between two phases the optimizer state and the snapshots are still those of the phase before.
     """
-    blank = _blank(plan.finetune.shapes(), Key.of(0))
+    blank = _blank(plan.shapes(), Key.of(0))
     phase = _phase_of(plan, at)
     return blank if phase < 0 else replace(plan.phases[phase].algorithm.begin(blank), cursor=at)
 

@@ -19,7 +19,7 @@ from areno_fn.steps.advantages import group_advantages
 from areno_fn.steps.objectives.clipped import clipped
 from areno_fn.steps.optimizers.adamw import adamw
 from areno_fn.steps.recipes import ACTOR, REFERENCE, Algorithm, Materials, build
-from areno_fn.steps.token.experience import completion_kl, completion_logp
+from areno_fn.steps.token.experience import completion_kl, over_completions
 from areno_fn.steps.token.score import reference_logp
 
 POLICY = Attention()
@@ -29,7 +29,7 @@ COMMON: dict[str, Any] = {"samples": 4, "sampling": SAMPLING}
 
 def begun(spec: Sampled, loss: Any = None) -> tuple[Algorithm, TrainState]:
     """An algorithm, and a state whose actor has moved since the phase began."""
-    materials = Materials(policy=POLICY, optimizer=adamw(AdamWSpec(lr=1e-3), 10), stop=(0,), micro_tokens=40)
+    materials = Materials(policy=POLICY, optimizers={ACTOR: adamw(AdamWSpec(lr=1e-3), 10)}, stop=(0,), micro_tokens=40)
     algorithm = build(spec, materials, loss)
     params = POLICY.init()
     state = TrainState(
@@ -82,7 +82,7 @@ def by_recorded(batch: JudgedRollout, matrix: torch.Tensor) -> torch.Tensor:
 
 def logp_of(params: Any, batch: JudgedRollout) -> torch.Tensor:
     refer = reference_logp(POLICY, SAMPLING)
-    return completion_logp(lambda packed: refer(params, packed), batch.rollout, 1000)
+    return over_completions(lambda packed: refer(params, packed), batch.rollout, 1000)
 
 
 @pytest.mark.parametrize("coefficient", [0.05, 0.5])

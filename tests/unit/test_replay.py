@@ -18,7 +18,7 @@ from areno_fn.contracts.errors import DataError, RecordError
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.record import replace
 from areno_fn.contracts.spec import Sampling
-from areno_fn.steps.token.experience import completion_kl, completion_logp, experience, minibatches
+from areno_fn.steps.token.experience import completion_kl, experience, minibatches, over_completions
 from areno_fn.steps.token.rollout import sampler
 from areno_fn.steps.token.score import act, reference_logp
 
@@ -177,7 +177,7 @@ def test_what_a_snapshot_says_of_a_rollout_goes_to_its_decisions(micro_tokens: i
     refer, rollout = reference_logp(POLICY, SAMPLING), drawn()
     moved = tree.map(lambda x: x * 1.5, PARAMS)
     same, other = (
-        completion_logp(lambda packed, params=params: refer(params, packed), rollout, micro_tokens)
+        over_completions(lambda packed, params=params: refer(params, packed), rollout, micro_tokens)
         for params in (PARAMS, moved)
     )
     torch.testing.assert_close(same, rollout.logp, rtol=0, atol=1e-5)  # no KL to where the policy started

@@ -91,8 +91,8 @@ def test_a_good_file_is_read_with_its_defaults(base: Path) -> None:
             "seed: 1",
             "the specification lacks 'model', which must be a table with kind 'scratch' or 'hf'",
         ),
-        ("{kind: sft}", "{}", "phases.sft.algorithm lacks 'kind', which must be 'sft', 'dpo', 'grpo' or 'gspo'"),
-        ("{kind: sft}", "{kind: ppo}", "phases.sft.algorithm.kind must be 'sft', 'dpo', 'grpo' or 'gspo', received the text 'ppo'"),
+        ("{kind: sft}", "{}", "phases.sft.algorithm lacks 'kind', which must be 'sft', 'dpo', 'grpo', 'gspo' or 'ppo'"),
+        ("{kind: sft}", "{kind: a2c}", "phases.sft.algorithm.kind must be 'sft', 'dpo', 'grpo', 'gspo' or 'ppo', received the text 'a2c'"),
         (
             "{kind: adamw,",
             "{kind: adam,",
@@ -101,7 +101,7 @@ def test_a_good_file_is_read_with_its_defaults(base: Path) -> None:
         (
             "algorithm: {kind: sft}",
             "algorithm: sft",
-            "phases.sft.algorithm must be a table with kind 'sft', 'dpo', 'grpo' or 'gspo', received the text 'sft'",
+            "phases.sft.algorithm must be a table with kind 'sft', 'dpo', 'grpo', 'gspo' or 'ppo', received the text 'sft'",
         ),
         ("lr: 0.001", "lr: -1", "phases.sft.optimizers.actor.lr must be a number above 0, received the number -1"),
         (
@@ -356,8 +356,8 @@ def test_later_overrides_win(base: Path) -> None:
         ("seed=-1", "seed must be an integer of at least 0, received the number -1"),
         ("device=gpu", "device must be 'auto', 'cpu' or 'cuda', received the text 'gpu'"),
         (
-            "phases.sft.algorithm.kind=ppo",
-            "phases.sft.algorithm.kind must be 'sft', 'dpo', 'grpo' or 'gspo', received the text 'ppo'",
+            "phases.sft.algorithm.kind=a2c",
+            "phases.sft.algorithm.kind must be 'sft', 'dpo', 'grpo', 'gspo' or 'ppo', received the text 'a2c'",
         ),
         ("seed.x=1", "seed is the number 0 and has nothing inside"),
         ("model.path.x=1", "model.path is the text 'models/tiny' and has nothing inside"),

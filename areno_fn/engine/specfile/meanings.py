@@ -32,11 +32,14 @@ _SAMPLED = {
     "kl_coef": "weight of the KL to the phase's start; 0 keeps no reference",
     "kl_in": "added to the loss of each token, or taken from the reward of a completion",
     "kl_estimator": "of that KL",
-    "baseline": "what a reward is compared with",
-    "scale": "advantages are divided by this standard deviation",
     "mask_truncated": "ignore completions that hit max_tokens",
     "minibatches": "optimizer steps on one rollout",
     "epochs": "passes over one rollout",
+}
+
+_GROUPED = _SAMPLED | {
+    "baseline": "what a reward is compared with",
+    "scale": "advantages are divided by this standard deviation",
 }
 
 MEANINGS: dict[str, dict[str, str]] = {
@@ -156,7 +159,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "label_smoothing": "share of pairs taken to be swapped; sigmoid only",
     },
     "GRPO": {
-        **_SAMPLED,
+        **_GROUPED,
         "clip_low": "the ratio is clipped below 1 - clip_low",
         "clip_high": "and above 1 + clip_high",
         "dual_clip": "most that a ratio counts for a bad completion; 0: no bound",
@@ -164,9 +167,32 @@ MEANINGS: dict[str, dict[str, str]] = {
         "aggregation": "how the losses of tokens become one",
     },
     "GSPO": {
-        **_SAMPLED,
+        **_GROUPED,
         "clip_low": "the ratio of a completion is clipped below 1 - clip_low",
         "clip_high": "and above 1 + clip_high",
+    },
+    "PPO": {
+        **_SAMPLED,
+        "samples": "completions of each prompt",
+        "kl_in": "added to the loss of each token, or taken from its reward",
+        "kl_target": "KL of a completion that kl_coef is moved towards; 0 leaves it as it is",
+        "kl_horizon": "completions in which it may move by a fifth",
+        "critic": "the role that estimates what a completion will be worth",
+        "gamma": "discount of a token",
+        "lam": "weight of longer estimates: 0 one step, 1 the whole return",
+        "whiten": "advantages of a rollout get mean 0 and deviation 1",
+        "clip_low": "the ratio is clipped below 1 - clip_low",
+        "clip_high": "and above 1 + clip_high",
+        "dual_clip": "most that a ratio counts for a bad token; 0: no bound",
+        "importance_cap": "most that a token is weighted by its training over rollout probability; 0: unweighted",
+        "aggregation": "how the losses of tokens become one",
+    },
+    "Critic": {
+        "path": "classification folder with one label to start from; when empty, the actor",
+        "updates": "for each update of the actor",
+        "warmup": "iterations in which it is trained alone",
+        "clip": "how far a value may move from what it was",
+        "coef": "weight of its loss",
     },
     "Batch": {
         "rows": "rows of data, or prompts, a step",

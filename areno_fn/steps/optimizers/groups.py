@@ -92,14 +92,14 @@ def labels_of(spec: OptimizerSpec, placements: Placements | None = None) -> Labe
 
 
 def layout(
-    specs: Sequence[OptimizerSpec], params: dict[str, Any], placements: Placements | None = None
+    specs: Sequence[OptimizerSpec], params: Mapping[str, Any], placements: Mapping[str, Placements] | None = None
 ) -> OptimizerLayout:
     """Who moves what: every trained parameter in exactly one group.
 
     Args:
         specs: one for each trained role.
         params: by trained role, its parameters; meta tensors do.
-        placements: by path, how ranks share a leaf.
+        placements: by role and path, how ranks share a leaf.
 
     Raises:
         SpecError: a group names no parameter, or one that another names or that its optimizer cannot move.
@@ -107,9 +107,9 @@ def layout(
     """
     groups: list[OptimizerGroup] = []
     for spec in specs:
-        named = tree.leaves_with_path(params.get(spec.role, {}))
-        _require_groups(spec, named, placements)
-        label = labels_of(spec, placements)
+        named, known = tree.leaves_with_path(params.get(spec.role, {})), (placements or {}).get(spec.role)
+        _require_groups(spec, named, known)
+        label = labels_of(spec, known)
         owned: dict[str, list[str]] = {}
         for path, leaf in named:
             owned.setdefault(label(path, leaf), []).append(path)

@@ -25,6 +25,8 @@ def experience(
     mask_truncated: bool = False,
     reference: torch.Tensor | None = None,
     old: torch.Tensor | None = None,
+    values: torch.Tensor | None = None,
+    returns: torch.Tensor | None = None,
 ) -> tuple[Experience, ...]:
     """Packs a rollout into micro-batches whose decisions are the drawn tokens.
 
@@ -38,8 +40,10 @@ def experience(
         rows: int64, the rows to use; all when omitted.
         mask_truncated: rows that were cut off by the length limit get weight 0, so that they are neither
             in the numerator nor in the denominator of the objective.
-        reference: float32 [B, T], what a frozen reference says of the drawn tokens; see `completion_logp`.
+        reference: float32 [B, T], what a frozen reference says of the drawn tokens; see `over_completions`.
         old: float32 [B, T], log-probabilities of the drawn tokens under the parameters that drew them, computed again.
+        values: float32 [B, T], what a critic said of the drawn tokens.
+        returns: float32 [B, T], what came of them.
 
     Returns:
         The micro-batches, which hold every row once.
@@ -51,14 +55,15 @@ def experience(
         raise RecordError(
             f"advantages have shape {tuple(advantages.shape)}, but the rollout has {rollout.lengths.shape[0]} rows; give one a row"
         )
-    for name, matrix in (("reference", reference), ("old", old)):
+    given = {"reference": reference, "old": old, "values": values, "returns": returns}
+    for name, matrix in given.items():
         if matrix is not None and matrix.shape != rollout.tokens.shape:
             raise RecordError(
                 f"{name} has shape {tuple(matrix.shape)}, but the rollout's tokens {tuple(rollout.tokens.shape)}"
             )
     counted = rollout.finished if mask_truncated else torch.ones_like(rollout.finished)
     spread = advantages.float() if advantages.ndim == 2 else advantages.float()[:, None].expand(rollout.tokens.shape)
-    whole = _Judged(rollout=rollout, advantages=spread, counted=counted.float(), reference=reference, old=old)
+    whole = _Judged(rollout=rollout, advantages=spread, counted=counted.float(), **given)
     if rows is not None:
         whole = _take(whole, rows)
     lengths = whole.rollout.prompts.lengths + whole.rollout.lengths
@@ -66,13 +71,13 @@ def experience(
     return tuple(_pack(_take(whole, torch.tensor(batch, device=lengths.device))) for batch in batches)
 
 
-def completion_logp(
+def over_completions(
     compute: Callable[[PackedTokens], torch.Tensor], rollout: Rollout, micro_tokens: int
 ) -> torch.Tensor:
-    """Log-probabilities of all drawn tokens under some parameters, computed in micro-batches.
+    """A number for every drawn token, such as its log-probability under some parameters, computed in micro-batches.
 
     Args:
-        compute: gives the log-probabilities [M] of packed documents.
+        compute: gives the numbers [M] of packed documents.
         rollout: B sequences.
         micro_tokens: the budget of `pack.plan`.
 
@@ -80,7 +85,7 @@ def completion_logp(
         float32 [B, T], 0 past a row's length.
     """
     found = torch.zeros_like(rollout.logp)
-    drawn = torch.arange(rollout.tokens.shape[1], device=found.device) < rollout.lengths[:, None]
+    drawn = drawn_places(rollout)
     lengths = rollout.prompts.lengths + rollout.lengths
     nothing = torch.zeros_like(rollout.logp)
     whole = _Judged(rollout=rollout, advantages=nothing, counted=torch.ones_like(rollout.lengths).float())
@@ -97,14 +102,18 @@ def completion_kl(rollout: Rollout, reference: torch.Tensor, estimator: str = "k
 
     Args:
         rollout: B sequences, with the log-probabilities they were drawn with.
-        reference: float32 [B, T], as `completion_logp` gives it.
+        reference: float32 [B, T], as `over_completions` gives it.
         estimator: a name of `areno_fn.steps.objectives.kl.ESTIMATORS`.
 
     Returns:
         float32 [B].
     """
-    drawn = torch.arange(rollout.tokens.shape[1], device=reference.device) < rollout.lengths[:, None]
-    return torch.where(drawn, kl(rollout.logp, reference, estimator), 0.0).sum(1)
+    return torch.where(drawn_places(rollout), kl(rollout.logp, reference, estimator), 0.0).sum(1)
+
+
+def drawn_places(rollout: Rollout) -> torch.Tensor:
+    """Where drawn tokens stand: bool [B, T]."""
+    return torch.arange(rollout.tokens.shape[1], device=rollout.lengths.device) < rollout.lengths[:, None]
 
 
 def minibatches(rows: int, count: int, key: Key) -> tuple[torch.Tensor, ...]:
@@ -128,13 +137,15 @@ def minibatches(rows: int, count: int, key: Key) -> tuple[torch.Tensor, ...]:
 
 @record
 class _Judged:
-    """A rollout with what its rows and drawn tokens are given. Shapes: advantages, reference, old [B, T]; counted [B]."""
+    """A rollout with what its rows and drawn tokens are given. All [B, T], but counted [B]."""
 
     rollout: Rollout
     advantages: torch.Tensor
     counted: torch.Tensor
     reference: torch.Tensor | None = None
     old: torch.Tensor | None = None
+    values: torch.Tensor | None = None
+    returns: torch.Tensor | None = None
 
 
 def _pack(judged: _Judged) -> Experience:
@@ -171,6 +182,8 @@ def _pack(judged: _Judged) -> Experience:
         advantage=judged.advantages[row, place],
         reference=of_decisions(judged.reference),
         rollout=None if again is None else recorded,
+        values=of_decisions(judged.values),
+        returns=of_decisions(judged.returns),
     )
 
 

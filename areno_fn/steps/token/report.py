@@ -8,6 +8,7 @@ import torch
 
 from areno_fn.contracts.actions import Metrics
 from areno_fn.contracts.batch import JudgedRollout
+from areno_fn.steps.token.experience import drawn_places
 
 _PEAKS = ("_max",)
 
@@ -17,9 +18,10 @@ def describe(batch: JudgedRollout, advantages: torch.Tensor) -> Metrics:
 
     Args:
         batch: B judged sequences.
-        advantages: float32 [B].
+        advantages: float32, of completions [B], or of their tokens [B, T] where those that were drawn count.
     """
     rewards, rollout = batch.rewards.double(), batch.rollout
+    advantages = advantages[drawn_places(rollout)] if advantages.ndim == 2 else advantages
     low, high = _group_extremes(rewards, rollout.groups)
     values = {
         "rollout/reward_mean": rewards.mean(),

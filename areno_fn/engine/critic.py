@@ -1,0 +1,230 @@
+"""The critic of a run: a role of its own, with parameters of its own, that a value-based algorithm trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+import torch
+
+from areno_fn import tree
+from areno_fn.ckpt import hf
+from areno_fn.contracts.errors import ModelError, SpecError
+from areno_fn.contracts.layout import Iso
+from areno_fn.contracts.placement import Placement
+from areno_fn.contracts.policy import TokenPolicy
+from areno_fn.contracts.record import replace
+from areno_fn.contracts.roles import Role
+from areno_fn.contracts.spec import PPO, HFModel, RunSpec
+from areno_fn.contracts.valued import Valued
+from areno_fn.engine.finetune import BASE, FinetunePlan, LoraPlan
+from areno_fn.engine.model import ModelPlan, require_computable
+from areno_fn.engine.place import at
+from areno_fn.models import Family, adapters, valued
+from areno_fn.models.adapter_sites import Site
+from areno_fn.models.layouts import LAYOUTS
+from areno_fn.steps.recipes import ACTOR, CRITIC, critic
+
+Params = Mapping[str, Any]
+"""Parameters by role."""
+
+_MATRIX = "head"
+"""Leaf of a model that its critic does not have."""
+
+
+@attrs.frozen(kw_only=True)
+class FullCritic:
+    """A critic all of whose parameters are trained.
+
+    Attributes:
+        family, config: of its trunk.
+        hf_config: the content of its config.json.
+        folder: where it comes from; None where it begins every phase as a copy of the actor.
+        dtype: what floating parameters of the folder become in memory.
+        model: the model of the actor.
+    """
+
+    family: Family
+    config: Any
+    hf_config: Mapping[str, Any]
+    folder: hf.HFFolder | None
+    dtype: hf.DtypePolicy
+    model: ModelPlan
+
+    role = Role(name=CRITIC, exported=False)
+
+    @property
+    def policy(self) -> TokenPolicy:
+        """The functions of its trunk."""
+        return self.family.policy(valued.headless(self.config))
+
+    @property
+    def layout(self) -> Iso:
+        """From the tensors of a classification folder to its parameters."""
+        return valued.layout(self.family, self.config)
+
+    @property
+    def placements(self) -> Mapping[str, Placement]:
+        """How ranks share each leaf."""
+        names = [name for name in self.layout.source if name != valued.SCORE]
+        return valued.placements(LAYOUTS[self.family.name].placements(valued.headless(self.config), names))
+
+    def shapes(self) -> Any:
+        """The parameters as meta tensors."""
+        folder = self.folder
+        if folder is None:
+            return valued.begin(self.model.shapes())
+        layout = self.layout
+
+        def leaf(path: str, meta: torch.Tensor) -> torch.Tensor:
+            stored = folder.specs[layout.sources_of(path)[0]].dtype or torch.float32
+            return meta.to(hf.converted(stored, self.dtype))
+
+        return tree.map_with_path(leaf, valued.shapes(self.family, self.config))
+
+    def load(self, params: Params, device: torch.device) -> Any:
+        """The parameters that a run begins with: read from the folder, or made from the actor's."""
+        if self.folder is None:
+            return valued.begin(params[ACTOR])
+        like = valued.shapes(self.family, self.config)
+        return hf.load(self.folder, self.layout, like=like, dtype=self.dtype, device=device)
+
+    @property
+    def begin(self) -> Callable[[Params], Any] | None:
+        """From the parameters of all roles to those that a phase begins with; None where it goes on with its own."""
+        return None if self.folder else lambda params: valued.begin(params[ACTOR])
+
+    def view(self, params: Params) -> Valued:
+        """What gives values."""
+        own: Valued = critic(params)
+        return own
+
+    def merged(self, params: Params) -> Valued:
+        """The trained critic as one parameter tree."""
+        return self.view(params)
+
+
+@attrs.frozen(kw_only=True)
+class LoraCritic:
+    """A critic of adapters and a head, on the frozen base that the actor's adapters stand on too.
+
+    Attributes:
+        finetune: the adapters of the actor, which those of the critic begin as copies of.
+    """
+
+    finetune: LoraPlan
+
+    role = Role(name=CRITIC, exported=False)
+
+    @property
+    def policy(self) -> TokenPolicy:
+        """The functions of its trunk."""
+        return self.finetune.model.policy
+
+    @property
+    def hf_config(self) -> Mapping[str, Any]:
+        """The content of the config.json of the model that it stands on."""
+        return self.finetune.model.hf_config
+
+    @property
+    def layout(self) -> Iso:
+        """From the tensors of a classification folder to its merged parameters."""
+        return valued.layout(self.finetune.model.family, self.finetune.model.config)
+
+    @property
+    def placements(self) -> Mapping[str, Placement]:
+        """How ranks share each leaf: nothing is fused in an adapter."""
+        return {}
+
+    @property
+    def _sites(self) -> tuple[Site, ...]:
+        return tuple(site for site in self.finetune.sites if site.runs[0][0] != _MATRIX)
+
+    def shapes(self) -> Any:
+        """The parameters as meta tensors."""
+        return self._begun(self.finetune.shapes())
+
+    def load(self, params: Params, device: torch.device) -> Any:
+        """The parameters that a run begins with."""
+        del device
+        return self._begun(params)
+
+    @property
+    def begin(self) -> Callable[[Params], Any]:
+        """From the parameters of all roles to those that a phase begins with."""
+        return self._begun
+
+    def _begun(self, params: Params) -> Any:
+        kept = {site.module: params[ACTOR][site.module] for site in self._sites}
+        norm = params[BASE].norm
+        head = torch.zeros((1, norm.shape[0]), dtype=torch.float32, device=norm.device)
+        return {"adapters": tree.map(torch.clone, kept), "head": head}
+
+    def view(self, params: Params) -> Valued:
+        """What gives values: the base without its output matrix, adapted."""
+        own = critic(params)
+        trunk = adapters.adapt(replace(params[BASE], head=None), own["adapters"], self._sites)
+        return Valued(trunk=trunk, head=own["head"])
+
+    def merged(self, params: Params) -> Valued:
+        """The trained critic as one parameter tree."""
+        own = self.view(params)
+        return replace(own, trunk=adapters.merge(own.trunk))
+
+
+CriticPlan = FullCritic | LoraCritic
+
+
+def plan_critic(spec: RunSpec, model: ModelPlan, finetune: FinetunePlan) -> CriticPlan | None:
+    """The critic of a run; None where no phase has one.
+
+    Raises:
+        SpecError: two phases name different folders, or one is named beside adapters.
+        ModelError: a folder is not one of a model with one number a text.
+        CheckpointError: it is damaged or incomplete.
+    """
+    using = [phase for phase in spec.phases if isinstance(phase.algorithm, PPO)]
+    if not using:
+        return None
+    paths = {phase.algorithm.critic.path: phase.name for phase in using if isinstance(phase.algorithm, PPO)}
+    if len(paths) > 1:
+        first, second = list(paths.items())[:2]
+        raise SpecError(
+            f"phases.{second[1]}.algorithm.critic.path: {second[0]!r} is another critic than {first[0]!r} of "
+            f"phases.{first[1]}; a run has one critic, so give all phases the same path"
+        )
+    ((path, phase),) = paths.items()
+    if isinstance(finetune, LoraPlan):
+        if path:
+            raise SpecError(
+                f"phases.{phase}.algorithm.critic.path: with finetune = 'lora' the critic stands on the same frozen model "
+                f"as the actor; remove the path, or train in full"
+            )
+        return LoraCritic(finetune=finetune)
+    if not path:
+        return FullCritic(
+            family=model.family,
+            config=model.config,
+            hf_config=model.hf_config,
+            folder=None,
+            dtype=model.dtype,
+            model=model,
+        )
+    with at(f"phases.{phase}.algorithm.critic.path"):
+        return _from_folder(path, spec, model)
+
+
+def _from_folder(path: str, spec: RunSpec, model: ModelPlan) -> FullCritic:
+    dtype = spec.model.dtype if isinstance(spec.model, HFModel) else "source"
+    folder = hf.open_folder(path)
+    family, config = valued.config_from_hf(folder.config)
+    plan = FullCritic(family=family, config=config, hf_config=folder.config, folder=folder, dtype=dtype, model=model)
+    hf.require_fit(folder, plan.layout, dtype)
+    require_computable(folder, dtype)
+    if plan.policy.vocab_size < model.policy.vocab_size:
+        raise ModelError(
+            f"{path} embeds {plan.policy.vocab_size} tokens, but the actor {model.policy.vocab_size}; "
+            f"a critic reads the actor's tokens"
+        )
+    return plan

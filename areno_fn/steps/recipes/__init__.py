@@ -1,0 +1,71 @@
+"""Named algorithms: each is a short composition of stages that can be used alone.
+
+A recipe turns a specification into an `Algorithm`: pure functions from a state and a batch to a state and
+metrics. What has effects (drawing rows, asking rewards, writing files) happens between them, in the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from areno_fn.contracts.execution import DATASET_NONE, GENERATION_REWARD, ExecutionContract
+from areno_fn.contracts.spec import DPO, GRPO, GSPO, PPO, SFT, AlgorithmSpec
+from areno_fn.steps.joins import Stage
+from areno_fn.steps.recipes.algorithm import ACTOR, CRITIC, REFERENCE, Algorithm, Materials, actor, critic
+from areno_fn.steps.recipes.ppo import ppo
+from areno_fn.steps.recipes.sampled import grpo, gspo
+from areno_fn.steps.recipes.supervised import dpo, sft
+
+__all__ = [
+    "ACTOR",
+    "CRITIC",
+    "RECIPES",
+    "REFERENCE",
+    "Algorithm",
+    "Materials",
+    "Recipe",
+    "actor",
+    "build",
+    "critic",
+    "dpo",
+    "grpo",
+    "gspo",
+    "ppo",
+    "sft",
+]
+
+
+@attrs.frozen(kw_only=True)
+class Recipe:
+    """An algorithm's builder and the contract it was written for."""
+
+    execution: ExecutionContract
+    build: Callable[[Any, Materials, Stage | None], Algorithm]
+
+
+RECIPES: dict[type[AlgorithmSpec], Recipe] = {
+    SFT: Recipe(execution=DATASET_NONE, build=sft),
+    DPO: Recipe(execution=DATASET_NONE, build=dpo),
+    GRPO: Recipe(execution=GENERATION_REWARD, build=grpo),
+    GSPO: Recipe(execution=GENERATION_REWARD, build=gspo),
+    PPO: Recipe(execution=GENERATION_REWARD, build=ppo),
+}
+"""The only registry of algorithms. A specification's `execution` and its recipe's must be one constant."""
+
+for _spec, _recipe in RECIPES.items():
+    if _spec.execution is not _recipe.execution:
+        raise TypeError(
+            f"{_spec.__name__} declares {_spec.execution}, but its recipe was written for {_recipe.execution}"
+        )
+
+
+def build(spec: AlgorithmSpec, materials: Materials, loss: Stage | None = None) -> Algorithm:
+    """The algorithm of a specification, with its own loss or with one given.
+
+    Raises:
+        JoinError: the loss does not take what the algorithm's score stage returns, or does not return `Sums`.
+    """
+    return RECIPES[type(spec)].build(spec, materials, loss)

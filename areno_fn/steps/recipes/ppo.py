@@ -1,0 +1,134 @@
+"""Proximal policy optimization with a critic (arXiv 1707.06347, for language models 2203.02155)."""
+
+from __future__ import annotations
+
+import torch
+
+from areno_fn.contracts.actions import Metrics
+from areno_fn.contracts.batch import JudgedRollout, Rollout
+from areno_fn.contracts.record import replace
+from areno_fn.contracts.spec import PPO
+from areno_fn.contracts.state import TrainState
+from areno_fn.steps.compose import pipeline, train_step
+from areno_fn.steps.joins import Stage
+from areno_fn.steps.kl_control import adapted_kl_coef
+from areno_fn.steps.objectives.clipped import clipped
+from areno_fn.steps.objectives.kl import kl
+from areno_fn.steps.objectives.value import value_clipped
+from areno_fn.steps.recipes.algorithm import ACTOR, CRITIC, Algorithm, Materials, beginning, start_of
+from areno_fn.steps.recipes.sampled import drawn_logp, iterated, kl_of_loss, sampling_of, updates_of
+from areno_fn.steps.returns import explained_variance, gae, terminal_rewards, whiten
+from areno_fn.steps.token.experience import drawn_places, experience, over_completions
+from areno_fn.steps.token.report import describe, mean_metrics
+from areno_fn.steps.token.score import act
+from areno_fn.steps.token.value import estimate, values_of
+from areno_fn.steps.turns import Turn, in_turns
+
+KL_COEF = "kl_coef"
+"""The control that holds the coefficient of the KL in the reward."""
+
+WARMUP = "critic_warmup"
+"""The control that counts the iterations in which the critic is still trained alone."""
+
+
+def ppo(spec: PPO, materials: Materials, loss: Stage | None = None) -> Algorithm:
+    """Proximal policy optimization: the advantage of every token, by a critic that is trained beside the actor.
+
+    An iteration draws completions, takes the KL of every token from its reward, estimates advantages and returns
+    (`gae`), and makes `epochs` x `minibatches` updates, each of the critic (`critic.updates` times) and of the actor.
+    Values, old log-probabilities, advantages and returns are data, recorded before the first of them.
+
+    Args:
+        loss: a stage `Actions -> Sums` for the actor instead of the clipped surrogate.
+    """
+    surrogate = clipped(
+        low=spec.clip_low,
+        high=spec.clip_high,
+        aggregation=spec.aggregation,
+        constant=float(spec.sampling.max_tokens),
+        dual=spec.dual_clip,
+        kl_coef=kl_of_loss(spec),
+        kl_estimator=spec.kl_estimator,
+        importance_cap=spec.importance_cap,
+    )
+    policy, view, keep_reference = materials.policy, materials.view, spec.kl_coef > 0
+    judging = materials.critic_policy or policy
+    move_actor = train_step(
+        pipeline(act(policy, spec.sampling), loss or surrogate), materials.optimizers[ACTOR], role=ACTOR, view=view
+    )
+    move_critic = train_step(
+        pipeline(estimate(judging), value_clipped(spec.critic.clip, coef=spec.critic.coef)),
+        materials.optimizers[CRITIC],
+        role=CRITIC,
+        view=materials.critic_view,
+        prefix=CRITIC,
+    )
+    critic_alone = in_turns(Turn(move_critic, spec.critic.updates))
+    both = in_turns(Turn(move_critic, spec.critic.updates), Turn(move_actor))
+    logp, judge = drawn_logp(spec, materials), values_of(judging)
+
+    def step(state: TrainState, batch: JudgedRollout) -> tuple[TrainState, Metrics]:
+        drawn, places = batch.rollout, drawn_places(batch.rollout)
+        reference = logp(start_of(state, view), drawn) if keep_reference else None
+        old = logp(view(state.params), drawn) if spec.importance_cap else None
+        valued = materials.critic_view(state.params)
+        values = over_completions(lambda packed: judge(valued, packed), drawn, materials.micro_tokens)
+        rewards, told = _token_rewards(spec, state, batch, reference)
+        advantages, returns = gae(rewards, values, places, gamma=spec.gamma, lam=spec.lam)
+        counted = places & drawn.finished[:, None] if spec.mask_truncated else places
+        told["critic/explained_variance"] = explained_variance(values, returns, counted)
+        advantages = whiten(advantages, counted) if spec.whiten else advantages
+        update = critic_alone if state.controls[WARMUP] else both
+        reported = []
+        for rows in updates_of(spec, state, drawn):
+            micro = experience(
+                drawn,
+                advantages,
+                rows=rows,
+                micro_tokens=materials.micro_tokens,
+                mask_truncated=spec.mask_truncated,
+                reference=reference,
+                old=old,
+                values=values,
+                returns=returns,
+            )
+            state, metrics = update(state, micro)
+            reported.append(metrics)
+        state = replace(iterated(state), controls=_moved(spec, state, told, drawn))
+        return state, mean_metrics(reported) | describe(batch, advantages) | told
+
+    ready = beginning(
+        materials.optimizers,
+        keep_reference=keep_reference,
+        controls={KL_COEF: spec.kl_coef, WARMUP: spec.critic.warmup},
+    )
+
+    def begin(state: TrainState) -> TrainState:
+        if materials.begin_critic is not None:
+            state = replace(state, params={**state.params, CRITIC: materials.begin_critic(state.params)})
+        return ready(state)
+
+    return Algorithm(begin=begin, sample=sampling_of(spec, materials), step=step)
+
+
+def _token_rewards(
+    spec: PPO, state: TrainState, batch: JudgedRollout, reference: torch.Tensor | None
+) -> tuple[torch.Tensor, Metrics]:
+    """Rewards [B, T]: that of a completion on its last token, less the KL of every token; and what there is to tell."""
+    drawn, places = batch.rollout, drawn_places(batch.rollout)
+    rewards = terminal_rewards(batch.rewards, places)
+    if reference is None or spec.kl_in != "reward":
+        return rewards, {}
+    divergence = torch.where(places, kl(drawn.logp, reference, spec.kl_estimator), 0.0)
+    coef = state.controls[KL_COEF]
+    told = {"rollout/kl": float(divergence.sum(1).double().mean()), "rollout/kl_coef": float(coef)}
+    return rewards - coef * divergence, told
+
+
+def _moved(spec: PPO, state: TrainState, told: Metrics, drawn: Rollout) -> dict[str, int | float]:
+    """The controls after an iteration."""
+    coef = state.controls[KL_COEF]
+    if spec.kl_target:
+        count = min(drawn.lengths.shape[0], spec.kl_horizon)
+        coef = adapted_kl_coef(coef, told["rollout/kl"], target=spec.kl_target, count=count, horizon=spec.kl_horizon)
+    return {**state.controls, KL_COEF: coef, WARMUP: max(0, int(state.controls[WARMUP]) - 1)}

@@ -1,0 +1,159 @@
+"""Algorithms that compare the samples of a prompt with each other: GRPO, GSPO, and what their options make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from areno_fn.contracts.actions import Metrics
+from areno_fn.contracts.batch import JudgedRollout, Prompts, Rollout
+from areno_fn.contracts.execution import CycleUnit
+from areno_fn.contracts.record import replace
+from areno_fn.contracts.spec import GRPO, GSPO, Grouped, Sampled
+from areno_fn.contracts.state import TrainState
+from areno_fn.steps.advantages import group_advantages
+from areno_fn.steps.compose import pipeline, train_step
+from areno_fn.steps.joins import Stage
+from areno_fn.steps.objectives.clipped import clipped
+from areno_fn.steps.objectives.kl import kl
+from areno_fn.steps.objectives.sequence import sequence_clipped
+from areno_fn.steps.recipes.algorithm import ACTOR, Algorithm, Materials, beginning, start_of
+from areno_fn.steps.returns import gae, terminal_rewards, whiten
+from areno_fn.steps.token.experience import completion_kl, drawn_places, experience, minibatches, over_completions
+from areno_fn.steps.token.report import describe, mean_metrics
+from areno_fn.steps.token.rollout import sampler
+from areno_fn.steps.token.score import act, reference_logp
+
+
+def grpo(spec: GRPO, materials: Materials, loss: Stage | None = None) -> Algorithm:
+    """Group relative policy optimization (DeepSeekMath, arXiv 2402.03300, with the choices of DAPO as options).
+
+    Every iteration draws `samples` completions a prompt, takes the reward's deviation from a baseline as the
+    advantage of all tokens of a completion, and minimises the clipped surrogate against the log-probabilities
+    recorded while sampling.
+
+    Args:
+        loss: a stage `Actions -> Sums` instead of the clipped surrogate.
+    """
+    surrogate = clipped(
+        low=spec.clip_low,
+        high=spec.clip_high,
+        aggregation=spec.aggregation,
+        constant=float(spec.sampling.max_tokens),
+        dual=spec.dual_clip,
+        kl_coef=kl_of_loss(spec),
+        kl_estimator=spec.kl_estimator,
+        importance_cap=spec.importance_cap,
+    )
+    return _policy_gradient(spec, materials, loss or surrogate, again=spec.importance_cap > 0)
+
+
+def gspo(spec: GSPO, materials: Materials, loss: Stage | None = None) -> Algorithm:
+    """Group sequence policy optimization (arXiv 2507.18071): as `grpo`, with one ratio and one term a completion.
+
+    Args:
+        loss: a stage `Actions -> Sums` instead of the surrogate.
+    """
+    surrogate = sequence_clipped(
+        low=spec.clip_low, high=spec.clip_high, kl_coef=kl_of_loss(spec), kl_estimator=spec.kl_estimator
+    )
+    return _policy_gradient(spec, materials, loss or surrogate)
+
+
+def _policy_gradient(spec: Grouped, materials: Materials, loss: Stage, *, again: bool = False) -> Algorithm:
+    """Draw, judge, compare, and make `epochs` x `minibatches` updates.
+
+    Args:
+        again: the log-probabilities under the parameters that drew are computed again, as training computes them.
+    """
+    view, keep_reference = materials.view, spec.kl_coef > 0
+    update = train_step(
+        pipeline(act(materials.policy, spec.sampling), loss), materials.optimizers[ACTOR], role=ACTOR, view=view
+    )
+    logp = drawn_logp(spec, materials)
+
+    def step(state: TrainState, batch: JudgedRollout) -> tuple[TrainState, Metrics]:
+        drawn = batch.rollout
+        reference = logp(start_of(state, view), drawn) if keep_reference else None
+        old = logp(view(state.params), drawn) if again else None
+        advantages = _advantages(spec, batch, reference)
+        reported = []
+        for rows in updates_of(spec, state, drawn):
+            micro = experience(
+                drawn,
+                advantages,
+                rows=rows,
+                micro_tokens=materials.micro_tokens,
+                mask_truncated=spec.mask_truncated,
+                reference=reference,
+                old=old,
+            )
+            state, metrics = update(state, micro)
+            reported.append(metrics)
+        return iterated(state), mean_metrics(reported) | describe(batch, advantages)
+
+    begin = beginning(materials.optimizers, keep_reference=keep_reference)
+    return Algorithm(begin=begin, sample=sampling_of(spec, materials), step=step)
+
+
+def _advantages(spec: Grouped, batch: JudgedRollout, reference: torch.Tensor | None) -> torch.Tensor:
+    """Advantages [B], or [B, T] where a KL in the reward makes those of a completion's tokens differ."""
+    drawn, rewards = batch.rollout, batch.rewards
+    if reference is not None and spec.kl_in == "reward":
+        if spec.baseline == spec.scale == "batch":
+            return _whitened_to_go(spec, batch, reference)
+        rewards = rewards - spec.kl_coef * completion_kl(drawn, reference, spec.kl_estimator)
+    return group_advantages(rewards, drawn.groups, baseline=spec.baseline, scale=spec.scale)
+
+
+def _whitened_to_go(spec: Grouped, batch: JudgedRollout, reference: torch.Tensor) -> torch.Tensor:
+    """REINFORCE++ (arXiv 2501.03262): the reward less the KL from a token on, whitened over all tokens of the batch."""
+    drawn, places = batch.rollout, drawn_places(batch.rollout)
+    rewards = terminal_rewards(batch.rewards, places) - spec.kl_coef * kl(drawn.logp, reference, spec.kl_estimator)
+    to_go, _ = gae(rewards, torch.zeros_like(drawn.logp), places, gamma=1.0, lam=1.0)
+    return whiten(to_go, places)
+
+
+def kl_of_loss(spec: Sampled) -> float:
+    """The coefficient of the KL in the loss."""
+    return spec.kl_coef if spec.kl_in == "loss" else 0.0
+
+
+def sampling_of(spec: Sampled, materials: Materials) -> Callable[[TrainState, Prompts], Rollout]:
+    """Draws `samples` completions a prompt, keyed by the run's key and the number of rollouts made."""
+    rollout, view = sampler(materials.policy, materials.stop), materials.view
+
+    def sample(state: TrainState, prompts: Prompts) -> Rollout:
+        key = state.key.fold("rollout").fold(state.counters.rollout_iteration)
+        return rollout(
+            view(state.params), prompts, key, spec.sampling, samples=spec.samples, max_rows=materials.max_rows
+        )
+
+    return sample
+
+
+def drawn_logp(spec: Sampled, materials: Materials) -> Callable[[Any, Rollout], torch.Tensor]:
+    """Log-probabilities [B, T] of drawn tokens under what the policy takes, without a gradient."""
+    refer = reference_logp(materials.policy, spec.sampling)
+
+    def logp(params: Any, drawn: Rollout) -> torch.Tensor:
+        return over_completions(lambda packed: refer(params, packed), drawn, materials.micro_tokens)
+
+    return logp
+
+
+def updates_of(spec: Sampled, state: TrainState, drawn: Rollout) -> list[torch.Tensor]:
+    """The rows of every update over a rollout: `epochs` times a shuffle into `minibatches`."""
+    shuffle = state.key.fold("minibatches").fold(state.counters.rollout_iteration)
+    return [
+        rows
+        for epoch in range(spec.epochs)
+        for rows in minibatches(drawn.lengths.shape[0], spec.minibatches, shuffle.fold(epoch))
+    ]
+
+
+def iterated(state: TrainState) -> TrainState:
+    """The state after a rollout has been used."""
+    return replace(state, counters=state.counters.advance_cycle(CycleUnit.ROLLOUT_ITERATION))
