@@ -1,13 +1,13 @@
-"""Planted mistakes in optimizers: every law passes on the library, on a plain second one, and on none of its mutants."""
+"""Planted mistakes in optimizers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from faults import optimizer_plain as plain
+from faults.case import Case
 
 from areno_fn.contracts.optim import Optimizer
 from areno_fn.contracts.placement import Block, Fused
@@ -16,7 +16,6 @@ from areno_fn.steps.optimizers import muon, scale_by_adam8bit, sgd
 from areno_fn.testing import laws
 
 F64 = torch.float64
-Law = Callable[[Any], None]
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -81,7 +80,7 @@ def library_muon(spec: MuonSpec, blocks: dict[str, list[int]]) -> Optimizer:
     return muon(spec, 20, {path: Fused(tuple(Block(rows) for rows in sizes)) for path, sizes in blocks.items()})
 
 
-CASES: dict[str, tuple[Law, Any, Callable[[str | None], Any], tuple[str, ...]]] = {
+CASES: dict[str, Case] = {
     "muon": (
         muon_is_torchs_block_by_block,
         library_muon,
@@ -113,23 +112,3 @@ CASES: dict[str, tuple[Law, Any, Callable[[str | None], Any], tuple[str, ...]]] 
         ("linear levels", "not bounded", "rounded to the nearest"),
     ),
 }
-MUTANTS = [(name, fault) for name, (_, _, _, faults) in CASES.items() for fault in faults]
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_the_library_keeps_the_law(name: str) -> None:
-    law, library, _, _ = CASES[name]
-    law(library)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_a_second_implementation_keeps_the_law(name: str) -> None:
-    law, _, build, _ = CASES[name]
-    law(build(None))
-
-
-@pytest.mark.parametrize(("name", "fault"), MUTANTS, ids=[f"{name}-{fault}" for name, fault in MUTANTS])
-def test_the_law_kills_the_mutant(name: str, fault: str) -> None:
-    law, _, build, _ = CASES[name]
-    with pytest.raises(AssertionError):
-        law(build(fault))

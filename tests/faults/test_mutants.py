@@ -1,0 +1,33 @@
+"""Planted mistakes: every law passes on the library, on a second implementation, and on none of its mutants."""
+
+from __future__ import annotations
+
+import pytest
+from faults import loss_cases, optimizer_cases, step_cases
+from faults.case import Case
+
+CASES: dict[str, Case] = {**step_cases.CASES, **loss_cases.CASES, **optimizer_cases.CASES}
+MUTANTS = [(name, fault) for name, (_, _, _, faults) in CASES.items() for fault in faults]
+
+
+def test_no_case_hides_another() -> None:
+    assert len(CASES) == len(step_cases.CASES) + len(loss_cases.CASES) + len(optimizer_cases.CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_library_keeps_the_law(name: str) -> None:
+    law, library, _, _ = CASES[name]
+    law(library)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_second_implementation_keeps_the_law(name: str) -> None:
+    law, _, build, _ = CASES[name]
+    law(build(None))
+
+
+@pytest.mark.parametrize(("name", "fault"), MUTANTS, ids=[f"{name}-{fault}" for name, fault in MUTANTS])
+def test_the_law_kills_the_mutant(name: str, fault: str) -> None:
+    law, _, build, _ = CASES[name]
+    with pytest.raises(AssertionError):
+        law(build(fault))
