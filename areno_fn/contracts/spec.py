@@ -429,9 +429,14 @@ class Checkpoint(Spec, frozen=True, kw_only=True):
 
 
 class Export(Spec, frozen=True, kw_only=True):
-    """The Hugging Face folder written at the end. `dtype` "source" keeps the source's (float32 from scratch)."""
+    """The Hugging Face folder written at the end. `dtype` "source" keeps the source's (float32 from scratch).
+
+    Roles that serve the training alone are left out, unless `roles` names them: `critic` is then written beside it, as a
+    classification folder with one label.
+    """
 
     dtype: Literal["source", "float32", "bfloat16"] = "source"
+    roles: list[Name] = []
     shard_bytes: Positive = 5_000_000_000
 
 

@@ -41,6 +41,7 @@ def check_composition(spec: RunSpec) -> None:
         *_finetune(spec),
         *(p for phase in spec.phases for p in _phase(spec, phase)),
         *_evaluation(spec),
+        *_export(spec),
         *source_problems(spec),
     ]
     problems += _numbers(plain_copy(spec))
@@ -173,6 +174,17 @@ def _evaluation(spec: RunSpec) -> Iterator[str]:
         if not spec.evaluation.rewards:
             yield "evaluation.rewards: an evaluation needs at least one reward"
         yield from _cold(spec.evaluation.sampling, "evaluation.sampling")
+
+
+def _export(spec: RunSpec) -> Iterator[str]:
+    trained = dict.fromkeys(role for phase in spec.phases for role in phase.algorithm.roles)
+    others = [role for role in trained if role != "actor"]
+    for place, role in enumerate(spec.export.roles):
+        if role not in others:
+            yield (
+                f"export.roles.{place}: beside the actor, which is always written, this run trains "
+                f"{' and '.join(others) or 'no role'}; remove {role!r}"
+            )
 
 
 def _cold(sampling: Sampling, where: str) -> Iterator[str]:

@@ -115,7 +115,7 @@ class LoraCritic:
 
     finetune: LoraPlan
 
-    role = Role(name=CRITIC, exported=False)
+    role = Role(name=CRITIC, exported=False, trunk=BASE)
 
     @property
     def policy(self) -> TokenPolicy:
@@ -124,8 +124,8 @@ class LoraCritic:
 
     @property
     def hf_config(self) -> Mapping[str, Any]:
-        """The content of the config.json of the model that it stands on."""
-        return self.finetune.model.hf_config
+        """The content of its config.json."""
+        return valued.config_to_hf(self.finetune.model.hf_config)
 
     @property
     def layout(self) -> Iso:
@@ -206,7 +206,7 @@ def plan_critic(spec: RunSpec, model: ModelPlan, finetune: FinetunePlan) -> Crit
         return FullCritic(
             family=model.family,
             config=model.config,
-            hf_config=model.hf_config,
+            hf_config=valued.config_to_hf(model.hf_config),
             folder=None,
             dtype=model.dtype,
             model=model,

@@ -16,7 +16,7 @@ from areno_fn.contracts.state import TrainState
 from areno_fn.engine.adapter_files import save_adapter
 from areno_fn.engine.finetune import LoraPlan
 from areno_fn.engine.plan import Plan
-from areno_fn.steps.recipes import ACTOR
+from areno_fn.steps.recipes import ACTOR, CRITIC
 from areno_fn.world import tokenizer_export
 
 _TOKENIZER_FILES = (
@@ -39,21 +39,39 @@ ADAPTER = "adapter"
 def export(plan: Plan, state: TrainState, folder: Path) -> Path:
     """Writes the trained model, with the tokenizer that it was trained with and everything else its source folder holds.
 
-    Adapters are merged into it; they are written by themselves too, into the folder `adapter` beside it.
+    Adapters are merged into it; they are written by themselves too, into the folder `adapter` beside it. Other roles
+    are left out, but for those that the specification names, which stand beside it too.
     """
     own = _tokenizer_files(plan)
+    if CRITIC in plan.spec.export.roles:
+        _export_critic(plan, state, folder.with_name(CRITIC))
     if isinstance(plan.finetune, LoraPlan):
         save_adapter(folder.with_name(ADAPTER), plan.finetune.config, state.params[ACTOR])
     return hf.save(
         folder,
         plan.finetune.merged(state.params, partial(_written_dtype, plan)),
         plan.model.layout,
-        plan.model.hf_config if plan.model.folder else _with_end_tokens(plan),
+        plan.model.hf_config if plan.model.folder else _with_end_tokens(plan, plan.model.hf_config),
         source=plan.model.folder,
         dtype=plan.spec.export.dtype,
         shard_bytes=plan.spec.export.shard_bytes,
         files=own,
         without=_TOKENIZER_FILES if own else (),
+    )
+
+
+def _export_critic(plan: Plan, state: TrainState, folder: Path) -> None:
+    """Writes the critic as a classification folder with one label, with the actor's tokenizer, whose tokens it reads."""
+    critic, source = plan.critic, plan.model.folder
+    assert critic is not None, "the plan refused a role that no phase trains"
+    hf.save(
+        folder,
+        critic.merged(state.params),
+        critic.layout,
+        critic.hf_config if source else _with_end_tokens(plan, critic.hf_config),
+        dtype=plan.spec.export.dtype,
+        shard_bytes=plan.spec.export.shard_bytes,
+        files=_tokenizer_files(plan) or (_read(source.path) if source else {}),
     )
 
 
@@ -64,11 +82,11 @@ def _written_dtype(plan: Plan, path: str) -> torch.dtype:
     return hf.converted(stored or torch.float32, plan.spec.export.dtype)
 
 
-def _with_end_tokens(plan: Plan) -> Mapping[str, Any]:
+def _with_end_tokens(plan: Plan, hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
     """A model from scratch learns which tokens begin and end a text from its tokenizer."""
     eos = list(plan.tokenizer.eos_ids)
     return {
-        **plan.model.hf_config,
+        **hf_config,
         "bos_token_id": plan.tokenizer.bos_id,
         "eos_token_id": eos[0] if len(eos) == 1 else eos,
     }

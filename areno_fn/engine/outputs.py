@@ -24,6 +24,7 @@ _OWN = (
     "tensorboard",
     "export",
     "adapter",
+    "critic",
 )
 
 
@@ -70,7 +71,10 @@ class Outputs:
 
     @property
     def export(self) -> Path:
-        """The trained Hugging Face folder; of a run that trains adapters, the PEFT folder `adapter` stands beside it."""
+        """The trained Hugging Face folder; of a run that trains adapters, the PEFT folder `adapter` stands beside it.
+
+        So does the folder `critic`, where a specification asks for it.
+        """
         return self.root / "export"
 
 

@@ -191,8 +191,10 @@ def _finish(made: Plan, outputs: Outputs, state: TrainState, display: Display) -
     found = summary.write(made.spec, outputs.metrics, outputs.summary)
     for phase in found["phases"]:
         display.message(_summed_up(phase))
-    beside = f", its adapter in {outputs.export.with_name(ADAPTER)}" if isinstance(made.finetune, LoraPlan) else ""
-    display.message(f"trained model in {outputs.export}{beside}, curves in {outputs.curves}")
+    adapter = {"its adapter": ADAPTER} if isinstance(made.finetune, LoraPlan) else {}
+    beside = adapter | {f"the {role}": role for role in made.spec.export.roles}
+    others = "".join(f", {what} in {outputs.export.with_name(name)}" for what, name in beside.items())
+    display.message(f"trained model in {outputs.export}{others}, curves in {outputs.curves}")
 
 
 def _summed_up(phase: Mapping[str, Any]) -> str:

@@ -227,7 +227,11 @@ MEANINGS: dict[str, dict[str, str]] = {
         "adapter": "PEFT folder to start from; when empty, a new adapter",
     },
     "Checkpoint": {"every": "steps between checkpoints; 0 only at the end of a phase", "keep": "newest ones that stay"},
-    "Export": {"dtype": "source keeps that of the model read", "shard_bytes": "largest weight file"},
+    "Export": {
+        "dtype": "source keeps that of the model read",
+        "roles": "others to write too, each into a folder of its name, such as critic",
+        "shard_bytes": "largest weight file",
+    },
     "Log": {
         "tensorboard": "write TensorBoard event files",
         "samples": "completions shown and kept each time",
