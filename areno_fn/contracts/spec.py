@@ -299,6 +299,7 @@ class GSPO(Grouped, frozen=True, kw_only=True, tag="gspo", tag_field="kind"):
 
     clip_low: Annotated[float, Meta(gt=0, lt=1)] = 3e-4
     clip_high: Annotated[float, Meta(gt=0)] = 4e-4
+    importance_cap: Rate = 0.0
 
 
 class Critic(Spec, frozen=True, kw_only=True):

@@ -170,6 +170,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         **_GROUPED,
         "clip_low": "the ratio of a completion is clipped below 1 - clip_low",
         "clip_high": "and above 1 + clip_high",
+        "importance_cap": "most that a completion is weighted by its training over rollout probability; 0: unweighted",
     },
     "PPO": {
         **_SAMPLED,

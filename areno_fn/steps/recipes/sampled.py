@@ -47,7 +47,7 @@ def grpo(spec: GRPO, materials: Materials, loss: Stage | None = None) -> Algorit
         kl_estimator=spec.kl_estimator,
         importance_cap=spec.importance_cap,
     )
-    return _policy_gradient(spec, materials, loss or surrogate, again=spec.importance_cap > 0)
+    return _policy_gradient(spec, materials, loss or surrogate)
 
 
 def gspo(spec: GSPO, materials: Materials, loss: Stage | None = None) -> Algorithm:
@@ -57,16 +57,19 @@ def gspo(spec: GSPO, materials: Materials, loss: Stage | None = None) -> Algorit
         loss: a stage `Actions -> Sums` instead of the surrogate.
     """
     surrogate = sequence_clipped(
-        low=spec.clip_low, high=spec.clip_high, kl_coef=kl_of_loss(spec), kl_estimator=spec.kl_estimator
+        low=spec.clip_low,
+        high=spec.clip_high,
+        kl_coef=kl_of_loss(spec),
+        kl_estimator=spec.kl_estimator,
+        importance_cap=spec.importance_cap,
     )
     return _policy_gradient(spec, materials, loss or surrogate)
 
 
-def _policy_gradient(spec: Grouped, materials: Materials, loss: Stage, *, again: bool = False) -> Algorithm:
+def _policy_gradient(spec: GRPO | GSPO, materials: Materials, loss: Stage) -> Algorithm:
     """Draw, judge, compare, and make `epochs` x `minibatches` updates.
 
-    Args:
-        again: the log-probabilities under the parameters that drew are computed again, as training computes them.
+    To correct for the rollout, log-probabilities under the parameters that drew are computed again, as training does.
     """
     view, keep_reference = materials.view, spec.kl_coef > 0
     update = train_step(
@@ -77,7 +80,7 @@ def _policy_gradient(spec: Grouped, materials: Materials, loss: Stage, *, again:
     def step(state: TrainState, batch: JudgedRollout) -> tuple[TrainState, Metrics]:
         drawn = batch.rollout
         reference = logp(start_of(state, view), drawn) if keep_reference else None
-        old = logp(view(state.params), drawn) if again else None
+        old = logp(view(state.params), drawn) if spec.importance_cap else None
         advantages = _advantages(spec, batch, reference)
         reported = []
         for rows in updates_of(spec, state, drawn):
