@@ -16,10 +16,11 @@ from areno_fn.contracts.record import replace
 from areno_fn.contracts.spec import GSPO, PPO, AdamWSpec, Sampled
 from areno_fn.contracts.state import Counters, Cursor, TrainState
 from areno_fn.contracts.valued import Valued
+from areno_fn.steps import recipes
 from areno_fn.steps.objectives.clipped import clipped
 from areno_fn.steps.objectives.sequence import sequence_clipped
 from areno_fn.steps.optimizers.adamw import adamw
-from areno_fn.steps.recipes import ACTOR, CRITIC, Algorithm, Materials, build
+from areno_fn.steps.recipes import ACTOR, CRITIC, Algorithm, Materials
 from areno_fn.steps.reduce import measure
 
 POLICY = Attention()
@@ -37,7 +38,7 @@ class Update:
 
 
 def begun(
-    spec: Sampled, loss: Any = None, *, rate: float = 1e-3, micro_tokens: int = 1000
+    spec: Sampled, loss: Any = None, *, rate: float = 1e-3, micro_tokens: int = 1000, build: Any = recipes.build
 ) -> tuple[Algorithm, TrainState]:
     """An algorithm, and a state whose actor has moved since the phase began."""
     optimizer = adamw(AdamWSpec(lr=rate, max_grad_norm=0.0), 100)
@@ -63,7 +64,9 @@ def judged(algorithm: Algorithm, state: TrainState) -> JudgedRollout:
     return JudgedRollout(rollout=rollout, rewards=(rollout.tokens % 5).sum(1).float())
 
 
-def updates(spec: Sampled, *, rate: float = 1e-3) -> tuple[list[Update], JudgedRollout, TrainState]:
+def updates(
+    spec: Sampled, *, rate: float = 1e-3, build: Any = recipes.build
+) -> tuple[list[Update], JudgedRollout, TrainState]:
     """Every update that one step of an algorithm makes, the rollout and the state before."""
     seen: list[Update] = []
     options = {"low": spec.clip_low, "high": spec.clip_high, "importance_cap": spec.importance_cap}
@@ -75,7 +78,7 @@ def updates(spec: Sampled, *, rate: float = 1e-3) -> tuple[list[Update], JudgedR
         seen.append(Update(actions.old, actions.advantage, actions.reference, actions.rollout, measured))
         return sums
 
-    algorithm, state = begun(spec, noting, rate=rate)
+    algorithm, state = begun(spec, noting, rate=rate, build=build)
     batch = judged(algorithm, state)
     algorithm.step(state, batch)
     return seen, batch, state

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from faults import loss_cases, optimizer_cases, step_cases
+from faults import batch_cases, loss_cases, optimizer_cases, step_cases
 from faults.case import Case
 
-CASES: dict[str, Case] = {**step_cases.CASES, **loss_cases.CASES, **optimizer_cases.CASES}
+PARTS = (step_cases.CASES, loss_cases.CASES, batch_cases.CASES, optimizer_cases.CASES)
+CASES: dict[str, Case] = {name: case for part in PARTS for name, case in part.items()}
 MUTANTS = [(name, fault) for name, (_, _, _, faults) in CASES.items() for fault in faults]
 
 
 def test_no_case_hides_another() -> None:
-    assert len(CASES) == len(step_cases.CASES) + len(loss_cases.CASES) + len(optimizer_cases.CASES)
+    assert len(CASES) == sum(map(len, PARTS))
 
 
 @pytest.mark.parametrize("name", CASES)

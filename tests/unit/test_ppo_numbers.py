@@ -1,0 +1,99 @@
+"""What a PPO step gives its losses, against loops over single documents: values, KL, advantages, returns."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from recipe_toys import POLICY, begun, judged, updates
+
+from areno_fn.contracts.batch import JudgedRollout
+from areno_fn.contracts.spec import PPO, Critic, Sampling
+from areno_fn.contracts.state import TrainState
+from areno_fn.steps.recipes import CRITIC, REFERENCE
+
+SAMPLING = Sampling(max_tokens=5, temperature=0.9)
+COMMON: dict[str, Any] = {"samples": 2, "sampling": SAMPLING, "kl_coef": 0.3}
+
+
+def hidden(params: Any, tokens: list[int]) -> torch.Tensor:
+    places = torch.arange(len(tokens))
+    return POLICY.hidden(params, torch.tensor(tokens), places, torch.zeros_like(places))
+
+
+def expected(spec: PPO, batch: JudgedRollout, state: TrainState) -> list[dict[str, list[float]]]:
+    """Of every completion: the value before each token, its KL, its advantage before whitening and its return."""
+    rollout, found = batch.rollout, []
+    critic, start = state.params[CRITIC], state.snapshots[REFERENCE]
+    for row, length in enumerate(rollout.lengths.tolist()):
+        prompt = rollout.prompts.tokens[row, : rollout.prompts.lengths[row]].tolist()
+        tokens = prompt + rollout.tokens[row, :length].tolist()
+        first = len(prompt)
+        v = [float(hidden(critic.trunk, tokens[: first + t])[-1] @ critic.head[0]) for t in range(length)]
+        logp = (POLICY.logits(start, hidden(start, tokens)) / 0.9).log_softmax(-1)
+        said = [float(logp[first + t - 1, tokens[first + t]]) for t in range(length)]
+        divergence = [float(rollout.logp[row, t]) - said[t] for t in range(length)]
+        rewards = [-spec.kl_coef * d for d in divergence]
+        rewards[-1] += float(batch.rewards[row])
+        after, advantages = 0.0, [0.0] * length
+        for t in reversed(range(length)):
+            following = v[t + 1] if t + 1 < length else 0.0
+            after = rewards[t] + spec.gamma * following - v[t] + spec.gamma * spec.lam * after
+            advantages[t] = after
+        returns = [a + value for a, value in zip(advantages, v, strict=True)]
+        found.append({"v": v, "kl": divergence, "advantage": advantages, "return": returns})
+    return found
+
+
+def flat(rows: list[dict[str, list[float]]], name: str) -> list[float]:
+    return [x for row in rows for x in row[name]]
+
+
+@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 0.95), (0.9, 0.7)])
+@pytest.mark.parametrize("whiten", [False, True])
+def test_advantages_are_those_of_values_before_the_tokens(gamma: float, lam: float, whiten: bool) -> None:
+    spec = PPO(gamma=gamma, lam=lam, whiten=whiten, **COMMON)
+    (update,), batch, state = updates(spec)
+    right = flat(expected(spec, batch, state), "advantage")
+    if whiten:
+        mean = math.fsum(right) / len(right)
+        spread = math.sqrt(math.fsum((x - mean) ** 2 for x in right) / len(right))
+        right = [(x - mean) / spread for x in right]
+    assert sorted(update.advantage.tolist()) == pytest.approx(sorted(right), abs=5e-5)
+
+
+def test_the_critic_is_asked_for_the_returns_and_explains_their_variance() -> None:
+    spec = PPO(critic=Critic(clip=100.0, coef=0.8), **COMMON)
+    algorithm, state = begun(spec)
+    batch = judged(algorithm, state)
+    rows = expected(spec, batch, state)
+    _, metrics = algorithm.step(state, batch)
+    v, returns = flat(rows, "v"), flat(rows, "return")
+    errors = [(a - b) ** 2 for a, b in zip(v, returns, strict=True)]
+    assert metrics["critic/loss"] == pytest.approx(0.8 * 0.5 * math.fsum(errors) / len(errors), rel=1e-4)
+    assert metrics["critic/clip_fraction"] == 0.0 and metrics["critic/tokens"] == len(v)
+
+    def variance(values: list[float]) -> float:
+        mean = math.fsum(values) / len(values)
+        return math.fsum((x - mean) ** 2 for x in values) / len(values)
+
+    explained = 1 - variance([a - b for a, b in zip(returns, v, strict=True)]) / variance(returns)
+    assert metrics["critic/explained_variance"] == pytest.approx(explained, abs=1e-4)
+    kl = [math.fsum(row["kl"]) for row in rows]
+    assert metrics["rollout/kl"] == pytest.approx(math.fsum(kl) / len(kl), abs=1e-4)
+    assert metrics["rollout/kl_coef"] == 0.3
+
+
+def test_the_coefficient_that_the_rewards_are_lowered_by_is_the_one_that_adapts() -> None:
+    """A target far below the measured KL raises it by 0.2 of the samples over the horizon, and the next step reads it."""
+    spec = PPO(kl_target=1e-3, kl_horizon=30, **COMMON)
+    algorithm, state = begun(spec)
+    batch = judged(algorithm, state)
+    moved, metrics = algorithm.step(state, batch)
+    assert metrics["rollout/kl"] > 2e-3 and metrics["rollout/kl_coef"] == 0.3
+    raised = 0.3 * (1 + 0.2 * 6 / 30)
+    assert moved.controls["kl_coef"] == pytest.approx(raised)
+    _, again = algorithm.step(moved, batch)
+    assert again["rollout/kl_coef"] == pytest.approx(raised)
