@@ -23,6 +23,8 @@ _PANELS = (
     ("reward", "rollout/reward_mean", "#2563eb"),
     ("loss", "train/loss", "#dc2626"),
     ("KL to the reference", "train/kl", "#7c3aed"),
+    ("preference margin", "dpo/margin", "#db2777"),
+    ("explained variance of returns", "critic/explained_variance", "#9333ea"),
     ("entropy, nats", "train/entropy", "#0d9488"),
     ("response length, tokens", "rollout/response_len_mean", "#b45309"),
     ("gradient norm", "train/grad_norm", "#475569"),

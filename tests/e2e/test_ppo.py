@@ -87,7 +87,7 @@ def test_a_critic_that_is_asked_for_is_written_and_can_be_started_from(tmp_path:
     path = {"phases__ppo__algorithm__critic__path": str(out / "critic")}
     done = tiny.run(SPEC, again, **SHORT, **path, checkpoint__every=1)
     assert (done.code, done.err) == (0, "")
-    first = [line for line in tiny.lines(again / "metrics.jsonl") if line["phase"] == "ppo"][0]
+    first = next(line for line in tiny.lines(again / "metrics.jsonl") if line["phase"] == "ppo")
     assert first["critic/explained_variance"] != 0.0, "a critic with a head of zeros explains nothing"
 
 

@@ -92,7 +92,11 @@ def test_a_good_file_is_read_with_its_defaults(base: Path) -> None:
             "the specification lacks 'model', which must be a table with kind 'scratch' or 'hf'",
         ),
         ("{kind: sft}", "{}", "phases.sft.algorithm lacks 'kind', which must be 'sft', 'dpo', 'grpo', 'gspo' or 'ppo'"),
-        ("{kind: sft}", "{kind: a2c}", "phases.sft.algorithm.kind must be 'sft', 'dpo', 'grpo', 'gspo' or 'ppo', received the text 'a2c'"),
+        (
+            "{kind: sft}",
+            "{kind: a2c}",
+            "phases.sft.algorithm.kind must be 'sft', 'dpo', 'grpo', 'gspo' or 'ppo', received the text 'a2c'",
+        ),
         (
             "{kind: adamw,",
             "{kind: adam,",
