@@ -1,4 +1,8 @@
-"""The one table of metric names. Means over tokens are over response tokens alone, by their weight."""
+"""The one table of metric names.
+
+Means over tokens are over response tokens alone, by their weight, and are exact over micro-batches and ranks. Where a step
+makes several updates, a count is their sum, a name that ends in `_max` their maximum, and any other their mean.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,8 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "rollout/reward_std": "population standard deviation of the rewards",
         "rollout/reward_min": "smallest reward",
         "rollout/reward_max": "largest reward",
-        "rollout/advantage_mean": "mean advantage of the completions",
-        "rollout/advantage_std": "population standard deviation of the advantages",
+        "rollout/advantage_mean": "mean advantage of the completions, for ppo of their tokens",
+        "rollout/advantage_std": "population standard deviation of these",
         "rollout/response_len_mean": "mean tokens drawn per completion",
         "rollout/prompt_len_mean": "mean tokens per prompt",
         "rollout/truncated_fraction": "fraction of completions cut off by the length limit",
@@ -25,30 +29,30 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "train/kl": "mean KL estimate per token against the reference, before its coefficient",
         "train/entropy": "mean entropy per token of the distribution the tokens were scored under",
         "train/ratio_mean": "mean of exp(logp - old), for gspo over completions",
-        "train/ratio_std": "population standard deviation of exp(logp - old)",
+        "train/ratio_std": "population standard deviation of it",
         "train/ratio_max": "largest exp(logp - old)",
         "train/clip_fraction": "fraction of tokens, for gspo of completions, whose gradient the clip removes, at either bound",
-        "train/clip_fraction_low": "fraction of tokens whose gradient the lower bound removes",
+        "train/clip_fraction_low": "fraction of them whose gradient the lower bound removes",
         "train/importance_mean": "mean of exp(logp in training - that of the rollout), not truncated, for gspo over completions",
         "train/importance_max": "largest exp(logp in training - that of the rollout)",
         "train/logp_diff_mean": "mean of |logp - what the rollout recorded|, the distance of training from the rollout",
         "train/logp_diff_max": "largest |logp - what the rollout recorded|",
         "train/grad_norm": "global norm of the gradient before clipping",
-        "train/lr": "learning rate of this step",
-        "train/tokens": "response tokens of this step",
+        "train/lr": "learning rate",
+        "train/tokens": "response tokens trained on, in all updates",
         "dpo/accuracy": "fraction of pairs whose chosen reward is the larger",
         "dpo/margin": "mean of chosen minus rejected reward",
         "dpo/chosen_reward": "mean implicit reward of the chosen answers",
         "dpo/rejected_reward": "mean implicit reward of the rejected answers",
         "critic/loss": "value loss, total / weight over all micro-batches and ranks",
         "critic/grad_norm": "global norm of the critic's gradient before clipping",
-        "critic/lr": "the critic's learning rate of this step",
-        "critic/tokens": "response tokens of the critic's step",
+        "critic/lr": "the critic's learning rate",
+        "critic/tokens": "response tokens that the critic was trained on, in all updates",
         "critic/clip_fraction": "fraction of tokens at which the clipped value error is the larger",
         "critic/explained_variance": "1 - variance of (return - value) / variance of the return, over a rollout",
         "time/rollout": "seconds spent drawing completions",
         "time/reward": "seconds spent judging them",
-        "time/score": "seconds spent on reference log-probabilities",
+        "time/score": "seconds spent on what a frozen reference says of pairs",
         "time/train": "seconds spent on updates",
         "time/checkpoint": "seconds that saving held up the training between the step before and this one",
         "time/step": "seconds of the whole step",

@@ -16,6 +16,7 @@ from areno_fn.steps.objectives.preference import preference
 from areno_fn.steps.objectives.sequence import sequence_clipped
 from areno_fn.steps.optimizers import adamw
 from areno_fn.steps.reduce import finish
+from areno_fn.steps.token.report import mean_metrics
 
 ONE, NOWHERE = torch.ones(1), torch.zeros(1, dtype=torch.int64)
 
@@ -52,3 +53,10 @@ def test_pairs_and_sequences_report_what_the_table_names() -> None:
 
 def test_the_table_cannot_be_written_to() -> None:
     assert not hasattr(METRICS, "__setitem__")
+
+
+def test_several_updates_make_one_report() -> None:
+    """Counts add up, maxima stay maxima, and what only one update reports is left out."""
+    first = {"train/tokens": 3.0, "train/ratio_max": 2.0, "train/loss": 1.0, "train/kl": 5.0}
+    second = {"train/tokens": 4.0, "train/ratio_max": 1.0, "train/loss": 2.0}
+    assert mean_metrics([first, second]) == {"train/tokens": 7.0, "train/ratio_max": 2.0, "train/loss": 1.5}

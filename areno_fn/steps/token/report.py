@@ -11,6 +11,7 @@ from areno_fn.contracts.batch import JudgedRollout
 from areno_fn.steps.token.experience import drawn_places
 
 _PEAKS = ("_max",)
+_COUNTS = ("/tokens",)
 
 
 def describe(batch: JudgedRollout, advantages: torch.Tensor) -> Metrics:
@@ -39,13 +40,18 @@ def describe(batch: JudgedRollout, advantages: torch.Tensor) -> Metrics:
 
 
 def mean_metrics(reported: Sequence[Metrics]) -> Metrics:
-    """One report for the updates of an iteration: means over updates, maxima for names that end in `_max`."""
+    """One report for several updates: sums of counts, maxima of names that end in `_max`, means of all others.
+
+    A name that one of them does not report is left out.
+    """
     names = [name for name in reported[0] if all(name in metrics for metrics in reported)]
     return {name: _combine(name, [metrics[name] for metrics in reported]) for name in names}
 
 
 def _combine(name: str, values: list[float]) -> float:
-    return max(values) if name.endswith(_PEAKS) else sum(values) / len(values)
+    if name.endswith(_PEAKS):
+        return max(values)
+    return sum(values) if name.endswith(_COUNTS) else sum(values) / len(values)
 
 
 def _group_extremes(rewards: torch.Tensor, groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
