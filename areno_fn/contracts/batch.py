@@ -43,6 +43,19 @@ class Pair:
         return self.chosen, self.rejected
 
 
+@attrs.frozen(kw_only=True)
+class Drawn:
+    """A prompt and one completion of it, as they were drawn.
+
+    Attributes:
+        tokens: those of the prompt, then those of the completion, the stop token included where one was drawn.
+        finished: a stop token was drawn; False where the length limit cut the completion off.
+    """
+
+    tokens: tuple[int, ...]
+    finished: bool
+
+
 @record
 class PackedTokens:
     """Documents laid end to end without padding, and the decisions that are scored in them.

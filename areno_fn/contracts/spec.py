@@ -115,7 +115,25 @@ class FunctionReward(Spec, frozen=True, kw_only=True, tag="function", tag_field=
     concurrency: Natural = 0
 
 
-RewardSpec = FunctionReward
+class ModelReward(Spec, frozen=True, kw_only=True, tag="model", tag_field="kind"):
+    """A frozen reward model: a Hugging Face folder for sequence classification with one label.
+
+    A completion is worth the model's number at the last token of prompt and completion that is not the padding of its
+    configuration, less `shift`, and with `clip` at most that far from 0. It reads the tokens as they were drawn, with
+    the end token where one was drawn, when its tokenizer and chat template are the policy's; else the text with its own.
+    """
+
+    path: str
+    dtype: Literal["source", "float32", "bfloat16"] = "source"
+    weight: float = 1.0
+    name: str = ""
+    data: list[str] = []
+    shift: float = 0.0
+    clip: Rate = 0.0
+    micro_tokens: Positive = 8192
+
+
+RewardSpec = FunctionReward | ModelReward
 
 
 COLDEST = 1e-6

@@ -12,7 +12,7 @@ import torch
 from areno_fn.contracts.batch import Prompts, Rollout
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.spec import Sampling
-from areno_fn.engine.text import completions
+from areno_fn.engine.text import completions, drawn
 from areno_fn.world.rewards import Reward, score
 from areno_fn.world.tokenizer import Tokenizer
 
@@ -69,9 +69,9 @@ def evaluate(
         key: the same for every evaluation of a run, so that sampled completions are comparable over time.
     """
     prompts = pad_prompts(plan.prompts, range(len(plan.prompts)), device)
-    drawn = rollout(params, prompts, key, plan.sampling, max_rows=plan.batch)
-    texts = completions(drawn, tokenizer)
-    totals, parts = score(plan.rewards, plan.rows, texts)
+    found = rollout(params, prompts, key, plan.sampling, max_rows=plan.batch)
+    texts = completions(found, tokenizer)
+    totals, parts = score(plan.rewards, plan.rows, texts, drawn=drawn(found))
     means = {name: sum(values) / len(values) for name, values in parts.items()}
     return EvaluationResult(score=sum(totals) / len(totals), means=means, texts=tuple(texts), totals=tuple(totals))
 

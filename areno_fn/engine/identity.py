@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 import msgspec
@@ -15,17 +15,19 @@ from areno_fn import tree
 from areno_fn.contracts.errors import CheckpointError
 from areno_fn.contracts.identity import RunIdentity, digest, way_out
 from areno_fn.contracts.optim import Transform
-from areno_fn.contracts.spec import Evaluation, FullFinetune, Phase, RewardSpec, RunSpec
+from areno_fn.contracts.spec import Evaluation, FullFinetune, ModelReward, Phase, RewardSpec, RunSpec
 from areno_fn.engine.critic import CriticPlan
 from areno_fn.engine.model import ModelPlan
 from areno_fn.engine.optimizers import Mover
 from areno_fn.engine.phases import PhasePlan
+from areno_fn.engine.rewards import models_of
 from areno_fn.steps.joins import Stage, stage_name
+from areno_fn.world.rewards import Reward
 
 _UNSAID = {
     "family": "the model's family",
     "model": "the configuration of the model",
-    "phases": "a loss of one's own, or the end tokens",
+    "phases": "a loss of one's own, the end tokens, or what is in the folder of a reward model",
     "data": "the rows of the data",
     "parameters": "the shapes or dtypes of the parameters, or which are trained",
     "optimizers": "the optimizers, or one of one's own",
@@ -42,6 +44,7 @@ def identity_of(
     stop: Sequence[int] = (),
     movers: Mapping[str, Mover | Mapping[str, Mover]] | None = None,
     critic: CriticPlan | None = None,
+    ending: Sequence[Reward] = (),
 ) -> RunIdentity:
     """What a saved state must agree with to continue this run.
 
@@ -53,12 +56,14 @@ def identity_of(
         stop: tokens that end a completion.
         movers: by phase name, what replaces its optimizers.
         critic: the role that estimates values, where there is one.
+        ending: rewards of the evaluation, where a score of it ends a phase.
     """
     named = {name: stage_name(loss) for name, loss in losses.items()}
+    contents = _contents([*(phase.rewards for phase in phases), ending])
     return RunIdentity(
         family=model.family.name,
         model=digest(model.hf_config),
-        phases=digest([_settings(spec, "phases", _tied(spec)), named, list(stop)]),
+        phases=digest([_settings(spec, "phases", _tied(spec)), named, list(stop), *contents]),
         data=digest([_data(phase) for phase in phases]),
         parameters=digest(
             [
@@ -148,9 +153,27 @@ def _judges(evaluation: Evaluation | None) -> dict[str, Any] | None:
 
 
 def _rewards(rewards: Sequence[RewardSpec]) -> list[dict[str, Any]]:
-    """All but how long an answer is waited for: a run whose reward took too long goes on with more time."""
-    waits = ("timeout", "concurrency")
-    return [{name: value for name, value in asdict(reward).items() if name not in waits} for reward in rewards]
+    """All but how long an answer is waited for: a run whose reward took too long goes on with more time.
+
+    Of a model that judges, what its folder holds counts, wherever that lies.
+    """
+    aside = ("timeout", "concurrency", "path")
+    return [{name: value for name, value in asdict(reward).items() if name not in aside} for reward in rewards]
+
+
+def _contents(judges: Sequence[Sequence[Reward]]) -> list[list[list[str]]]:
+    """What the folders of the reward models hold; nothing where there are none."""
+    found = {id(model): model.content() for model in models_of(chain.from_iterable(judges))}
+    return [[[found[id(model)] for model in models_of(own)] for own in judges]] if found else []
+
+
+def _paths(spec: RunSpec) -> Any:
+    """Where the reward models are, by phase and place."""
+
+    def of(rewards: Sequence[RewardSpec]) -> dict[str, Any]:
+        return {str(k): {"path": reward.path} for k, reward in enumerate(rewards) if isinstance(reward, ModelReward)}
+
+    return {"phases": {phase.name: {"rewards": of(phase.rewards)} for phase in spec.phases}}
 
 
 def _tied(spec: RunSpec) -> bool:
@@ -163,6 +186,8 @@ def _tied(spec: RunSpec) -> bool:
 def _changes(before: RunSpec, now: RunSpec, field: str) -> Iterator[str]:
     tied = _tied(before) or _tied(now)
     yield from _differences(_settings(before, field, tied), _settings(now, field, tied), "")
+    if field == "phases":
+        yield from _differences(_paths(before), _paths(now), "")
 
 
 def _differences(before: Any, now: Any, path: str) -> Iterator[str]:

@@ -23,7 +23,7 @@ from areno_fn.engine.phases import PhasePlan
 from areno_fn.engine.plan import Plan
 from areno_fn.engine.recorder import Judged, Recorder
 from areno_fn.engine.references import References
-from areno_fn.engine.text import completions
+from areno_fn.engine.text import completions, drawn
 from areno_fn.steps.token.pack import micro_batches
 from areno_fn.steps.token.pairs import pair_batches
 from areno_fn.world.clock import Stopwatch
@@ -170,7 +170,7 @@ def _generation_step(plan: Plan, phase: PhasePlan, state: TrainState) -> tuple[T
     seconds = {"time/rollout": watch.lap()}
     samples = len(texts) // len(rows)
     owners = [phase.rows[row] for row in rows for _ in range(samples)]
-    totals, parts = score(phase.rewards, owners, texts, samples)
+    totals, parts = score(phase.rewards, owners, texts, samples, drawn(rollout))
     seconds["time/reward"] = watch.lap()
     batch = JudgedRollout(rollout=rollout, rewards=torch.tensor(totals, dtype=torch.float32, device=plan.device))
     state, metrics = phase.algorithm.step(donate(state), batch)

@@ -16,6 +16,7 @@ from areno_fn.contracts.spec import DPO, Phase, Sampled
 from areno_fn.engine.critic import CriticPlan
 from areno_fn.engine.optimizers import Mover, Trained, plan_optimizers
 from areno_fn.engine.place import at
+from areno_fn.engine.rewards import Loaded, load_all, require_room
 from areno_fn.steps import recipes
 from areno_fn.steps.compose import View
 from areno_fn.steps.joins import Stage
@@ -24,7 +25,7 @@ from areno_fn.world.data_row import Row
 from areno_fn.world.examples import encode_examples, encode_prompts
 from areno_fn.world.order import Mixture, batches_per_epoch, mixture
 from areno_fn.world.preferences import encode_pairs
-from areno_fn.world.rewards import Loaded, Reward, load_all
+from areno_fn.world.rewards import Reward
 from areno_fn.world.tokenizer import Tokenizer
 
 
@@ -71,10 +72,10 @@ def plan_phase(
     tokenizer: Tokenizer,
     stop: tuple[int, ...],
     moved: Trained,
-    loss: Stage | None = None,
-    view: View = recipes.actor,
+    loss: Stage | None,
+    view: View,
+    loaded: Loaded,
     mover: Mover | Mapping[str, Mover] | None = None,
-    loaded: Loaded | None = None,
     critic: CriticPlan | None = None,
 ) -> PhasePlan:
     """Reads, tokenises and composes one phase.
@@ -83,12 +84,12 @@ def plan_phase(
         moved: the trained parameters.
         loss: a stage that takes the place of the algorithm's own.
         view: from the parameters of all roles to what the policy takes.
+        loaded: what rewards are made with, shared by all phases and the evaluation.
         mover: `(init, update)` that takes the place of the phase's optimizers, or some by role.
-        loaded: what classes of rewards have been made into, shared by all phases and the evaluation.
         critic: the critic of the run.
 
     Raises:
-        DataError: a row cannot be used. RewardError: a reward does not import. SpecError: lengths do not fit.
+        DataError: a row cannot be used. RewardError: a reward cannot be had, or cannot judge a row. SpecError: lengths do not fit.
     """
     where = f"phases.{spec.name}"
     with at(f"{where}.rewards"):
@@ -111,6 +112,8 @@ def plan_phase(
             prompts = encode_prompts(rows, tokenizer, spec.batch.max_length - _completion_tokens(spec))
         used = [pair.chosen.row for pair in pairs] or [example.row for example in examples]
         mixed = _mixture(spec, rows, used if prompts is None else range(len(rows)))
+    with at(f"{where}.rewards"):
+        require_room(rewards, rows, prompts or (), _completion_tokens(spec))
     size = len(pairs or examples) if prompts is None else len(prompts)
     _check_smallest_batch(spec, size, where)
     steps = spec.steps or spec.epochs * batches_per_epoch(size, spec.batch.rows)

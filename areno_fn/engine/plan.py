@@ -28,6 +28,7 @@ from areno_fn.engine.model import ModelPlan, plan_model
 from areno_fn.engine.optimizers import Mover, Trained, trained
 from areno_fn.engine.phases import PhasePlan, plan_phase
 from areno_fn.engine.place import at
+from areno_fn.engine.rewards import Loaded, load_all, require_room
 from areno_fn.engine.specfile import check
 from areno_fn.steps.joins import Stage
 from areno_fn.steps.recipes import CRITIC
@@ -35,7 +36,7 @@ from areno_fn.steps.token.rollout import sampler
 from areno_fn.world import tokenizer as tokenizers
 from areno_fn.world.data import read_all
 from areno_fn.world.examples import encode_prompts
-from areno_fn.world.rewards import Loaded, load_all
+from areno_fn.world.rewards import Reward
 from areno_fn.world.tokenizer import Tokenizer
 from areno_fn.world.tokenizer_bytes import ByteTokenizer as ByteTokens
 
@@ -73,6 +74,12 @@ class Plan:
     rollout: Callable[..., Rollout]
     roles: RoleLayout
     identity: RunIdentity
+
+    @property
+    def rewards(self) -> tuple[Reward, ...]:
+        """Those of all phases, then those of the evaluation."""
+        own = tuple(reward for phase in self.phases for reward in phase.rewards)
+        return own if self.evaluation is None else own + self.evaluation.rewards
 
     def shapes(self) -> dict[str, Any]:
         """The parameters of each role as meta tensors."""
@@ -114,7 +121,7 @@ def plan(
     tokenizer = _tokenizer(spec, model)
     stop = tuple(token for token in tokenizer.eos_ids if token < model.policy.vocab_size)
     moved = trained(finetune, critic)
-    loaded: Loaded = {}
+    loaded = Loaded(tokenizer=tokenizer, vocab_size=model.policy.vocab_size, device=device)
     phases = tuple(
         plan_phase(
             phase,
@@ -124,13 +131,14 @@ def plan(
             moved,
             losses.get(phase.name),
             finetune.view,
-            optimizers.get(phase.name),
             loaded,
+            optimizers.get(phase.name),
             critic,
         )
         for phase in spec.phases
     )
     evaluation = None if spec.evaluation is None else _evaluation(spec.evaluation, model, tokenizer, loaded)
+    ending = evaluation.rewards if evaluation is not None and any(phase.stop_at for phase in spec.phases) else ()
     return Plan(
         spec=spec,
         device=device,
@@ -143,7 +151,7 @@ def plan(
         evaluation=evaluation,
         rollout=sampler(model.policy, stop),
         roles=finetune.roles if critic is None else RoleLayout(roles=(*finetune.roles.roles, critic.role)),
-        identity=identity_of(spec, model, phases, losses, stop, optimizers, critic),
+        identity=identity_of(spec, model, phases, losses, stop, optimizers, critic, ending),
     )
 
 
@@ -209,6 +217,8 @@ def _evaluation(spec: Evaluation, model: ModelPlan, tokenizer: Tokenizer, loaded
         rows = read_all(spec.data)
         rows = rows[: spec.limit] if spec.limit else rows
         prompts = encode_prompts(rows, tokenizer, room)
+    with at("evaluation.rewards"):
+        require_room(rewards, rows, prompts, spec.sampling.max_tokens)
     return EvaluationPlan(
         rows=rows,
         prompts=prompts,

@@ -29,6 +29,7 @@ from areno_fn.engine.outputs import Outputs, inspect, prepare
 from areno_fn.engine.place import at
 from areno_fn.engine.plan import Plan, plan
 from areno_fn.engine.recorder import open_recorder
+from areno_fn.engine.rewards import ModelJudge, models_of
 from areno_fn.engine.specfile import read, write
 from areno_fn.engine.start import initial_state, require_same_run, resumed_state
 from areno_fn.steps.joins import Stage
@@ -106,7 +107,9 @@ def _rehearsed(where: str, rewards: Sequence[Reward], rows: Sequence[Mapping[str
     """What rewards say of a first row of every data set; a function that cannot judge is found before any training."""
     with at(where):
         said = rehearse(rewards, rows)
-    return [f"    {name}: {silent:g} for no text, {right:g} for the answer" for name, (silent, right) in said.items()]
+    lines = [f"    {name}: {silent:g} for no text, {right:g} for the answer" for name, (silent, right) in said.items()]
+    judges = [(reward.name, reward.function) for reward in rewards]
+    return lines + [f"    {name}: {judge.describe()}" for name, judge in judges if isinstance(judge, ModelJudge)]
 
 
 def _train(made: Plan, outputs: Outputs, display: Display, resume: bool, accept: Sequence[str]) -> TrainState:
@@ -117,6 +120,8 @@ def _train(made: Plan, outputs: Outputs, display: Display, resume: bool, accept:
         state = initial_state(made, _progress(display, "weights"))
     else:
         state = _resumed(made, outputs, display, checkpoint, accept)
+    for model in models_of(made.rewards):
+        model.load(_progress(display, f"reward model {model.folder.path.name}"))
     _record(made.spec, outputs)
     # it writes while rewards are asked, which may change the current folder for as long as they are at it
     writer = Writer(outputs.checkpoints.absolute(), made.identity, roles=made.roles, keep=made.spec.checkpoint.keep)

@@ -61,7 +61,7 @@ def encode_prompts(rows: Sequence[Row], tokenizer: Tokenizer, limit: int) -> tup
     """
     prompts = []
     for row in rows:
-        ids = _encode_prompt(data_schema.prompt(row), tokenizer, row.where)
+        ids = encode_prompt(data_schema.prompt(row), tokenizer, row.where)
         if not ids:
             raise DataError(f"{row.where}: the prompt has no tokens; there must be at least one to continue from")
         if len(ids) > limit:
@@ -78,7 +78,7 @@ def _encode(row: Row, tokenizer: Tokenizer) -> Flagged:
     if keys == ("messages",):
         return encode_conversation(data_schema.messages(row, "messages"), tokenizer, row.where)
     if keys == ("text",):
-        ids = _start(tokenizer.encode(data_schema.text(row, "text")), tokenizer)
+        ids = begun(tokenizer.encode(data_schema.text(row, "text")), tokenizer)
         ids = _close(ids, tokenizer, row.where)
         return ids, [index > 0 for index in range(len(ids))]
     return encode_answer(data_schema.prompt(row), data_schema.text(row, keys[1]), tokenizer, row.where)
@@ -86,7 +86,7 @@ def _encode(row: Row, tokenizer: Tokenizer) -> Flagged:
 
 def encode_answer(prompt: Prompt, response: str, tokenizer: Tokenizer, where: str) -> Flagged:
     """A prompt and a response in text as tokens, those of the response trained."""
-    turns = _turns(prompt, tokenizer)
+    turns = turns_for(prompt, tokenizer)
     if turns is not None:
         return encode_conversation(
             [*turns, {"role": "assistant", "content": response}], tokenizer, where, first=len(turns)
@@ -94,25 +94,31 @@ def encode_answer(prompt: Prompt, response: str, tokenizer: Tokenizer, where: st
     before, after = encode_segments(tokenizer, [prompt.text or "", response], where)
     if tokenizer.bos_id is not None and tokenizer.bos_id in after:
         raise DataError(f"{where}: the response holds the BOS token {tokenizer.bos_id}; it belongs before the prompt")
-    before, after = _start(before, tokenizer), _close(after, tokenizer, where)
+    before, after = begun(before, tokenizer), _close(after, tokenizer, where)
     trained = [False] * len(before) + [True] * len(after)
     # the first token of a document is nobody's target
     return before + after, [False, *trained[1:]]
 
 
-def _encode_prompt(prompt: Prompt, tokenizer: Tokenizer, where: str) -> list[int]:
-    turns = _turns(prompt, tokenizer)
+def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, where: str) -> list[int]:
+    """A prompt as tokens, up to where the model continues.
+
+    Raises:
+        DataError: the chat template refuses its messages.
+    """
+    turns = turns_for(prompt, tokenizer)
     if turns is not None:
         return encode_opening(turns, tokenizer, where)
-    return _start(tokenizer.encode(prompt.text or ""), tokenizer)
+    return begun(tokenizer.encode(prompt.text or ""), tokenizer)
 
 
-def _turns(prompt: Prompt, tokenizer: Tokenizer) -> tuple[dict[str, Any], ...] | None:
+def turns_for(prompt: Prompt, tokenizer: Tokenizer) -> tuple[dict[str, Any], ...] | None:
     """The turns to render, or `None` where the prompt is a plain text for this tokenizer."""
     return prompt.messages if tokenizer.chat or prompt.text is None else None
 
 
-def _start(ids: list[int], tokenizer: Tokenizer) -> list[int]:
+def begun(ids: list[int], tokenizer: Tokenizer) -> list[int]:
+    """The ids of a plain text, behind the BOS where the tokenizer starts with one."""
     return ids if tokenizer.bos_id is None or ids[:1] == [tokenizer.bos_id] else [tokenizer.bos_id, *ids]
 
 

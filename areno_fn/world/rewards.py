@@ -1,7 +1,7 @@
-"""Rewards: `load` finds the function a specification names, `score` asks it and holds it to its word.
+"""Rewards: `load` finds what a specification names, `score` asks it and holds it to its word.
 
-A reward judges a batch, `(rows, completions)`, a group, `(row, completions)`, or one completion, `(row, completion)`;
-the last part of this module holds a few.
+A function judges a batch, `(rows, completions)`, a group, `(row, completions)`, or one completion, `(row, completion)`;
+the last part of this module holds a few. A `Judge` is asked about the drawn tokens too.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import numbers
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import attrs
 import numpy as np
 import torch
 
+from areno_fn.contracts.batch import Drawn
 from areno_fn.contracts.errors import RewardError
-from areno_fn.contracts.spec import RewardSpec
+from areno_fn.contracts.spec import FunctionReward
 from areno_fn.world.rewards_call import (
     AT_ONCE,
     CallError,
@@ -42,6 +43,21 @@ LARGEST = 1e30
 """Rewards become float32; up to this size neither they nor what is computed from them overflows."""
 
 
+@runtime_checkable
+class Judge(Protocol):
+    """What gives completions a number from their tokens, as a reward model does. It writes to nothing it is given."""
+
+    def judge(self, rows: Rows, completions: Sequence[str], drawn: Sequence[Drawn]) -> Sequence[float]:
+        """A number for each completion.
+
+        Args:
+            rows: the data row of every completion.
+            completions: the texts.
+            drawn: the tokens, the prompt's included.
+        """
+        ...
+
+
 @attrs.frozen(kw_only=True)
 class Reward:
     """A judge of completions.
@@ -49,7 +65,7 @@ class Reward:
     Attributes:
         name: what its values are called in metrics.
         weight: its factor in the total.
-        function: takes `(rows, completions)`, `(row, completions)` or `(row, completion)`, and may be async.
+        function: takes `(rows, completions)`, `(row, completions)` or `(row, completion)`, and may be async; or a `Judge`.
         sources: the data sets whose rows it judges; empty for all.
         timeout: seconds that a call may take; 0 for any.
         at_once: calls of an async function that wait together.
@@ -57,22 +73,17 @@ class Reward:
 
     name: str
     weight: float
-    function: RewardFunction
+    function: RewardFunction | Judge
     sources: frozenset[str] = frozenset()
     timeout: float = 0.0
     at_once: int = AT_ONCE
-
-    @property
-    def form(self) -> Form:
-        """What a call judges."""
-        return form_of(self.function)
 
     def judges(self, row: Mapping[str, Any]) -> bool:
         """Whether completions of this row are its business."""
         return not self.sources or getattr(row, "source", "") in self.sources
 
 
-def load(spec: RewardSpec, loaded: Loaded | None = None) -> Reward:
+def load(spec: FunctionReward, loaded: Loaded | None = None) -> Reward:
     """The reward that a specification names; the current directory is searched first, as with `python -m`.
 
     Args:
@@ -105,7 +116,7 @@ def load(spec: RewardSpec, loaded: Loaded | None = None) -> Reward:
     )
 
 
-def load_all(specs: Iterable[RewardSpec], loaded: Loaded | None = None) -> tuple[Reward, ...]:
+def load_all(specs: Iterable[FunctionReward], loaded: Loaded | None = None) -> tuple[Reward, ...]:
     """The rewards of a list, each under its own name.
 
     Args:
@@ -115,7 +126,15 @@ def load_all(specs: Iterable[RewardSpec], loaded: Loaded | None = None) -> tuple
         RewardError: as `load`, or two have one name.
     """
     known: Loaded = {} if loaded is None else loaded
-    rewards = tuple(load(spec, known) for spec in specs)
+    return require_names(tuple(load(spec, known) for spec in specs))
+
+
+def require_names(rewards: tuple[Reward, ...]) -> tuple[Reward, ...]:
+    """The same rewards, when each has a name of its own.
+
+    Raises:
+        RewardError: two have one name.
+    """
     names = [reward.name for reward in rewards]
     for name in names:
         if names.count(name) > 1:
@@ -135,7 +154,7 @@ def _made(kind: type, function: str, loaded: Loaded) -> Any:
     return loaded[function]
 
 
-def _check_call(spec: RewardSpec, function: RewardFunction) -> None:
+def _check_call(spec: FunctionReward, function: RewardFunction) -> None:
     try:
         form = form_of(function)
     except TypeError as error:
@@ -156,6 +175,7 @@ class _Batch:
 
     rows: Rows
     completions: Sequence[str]
+    drawn: Sequence[Drawn]
     places: Sequence[int]
     group: int
 
@@ -166,7 +186,11 @@ class _Batch:
 
 
 def score(
-    rewards: Sequence[Reward], rows: Rows, completions: Sequence[str], group: int = 1
+    rewards: Sequence[Reward],
+    rows: Rows,
+    completions: Sequence[str],
+    group: int = 1,
+    drawn: Sequence[Drawn] | None = None,
 ) -> tuple[list[float], dict[str, list[float]]]:
     """Judges completions. A reward of batches that raises is asked again row by row, to find the row it cannot judge.
 
@@ -175,6 +199,7 @@ def score(
         rows: the data row of every completion; each judge gets its own copies.
         completions: the texts, B of them; those of one row stand together.
         group: completions of each row.
+        drawn: the tokens of every completion and its prompt, which a `Judge` is asked about.
 
     Returns:
         B weighted sums of what the judges of each row say, 0 where it has none; and by name the unweighted values of
@@ -188,13 +213,19 @@ def score(
     parts: dict[str, list[float]] = {}
     for reward in rewards:
         places = [index for index, row in enumerate(rows) if reward.judges(row)]
-        batch = _Batch([rows[i] for i in places], [completions[i] for i in places], places, group)
+        batch = _Batch(
+            [rows[i] for i in places],
+            [completions[i] for i in places],
+            [] if drawn is None else [drawn[i] for i in places],
+            places,
+            group,
+        )
         values = _values(reward, batch) if places else []
         parts |= {reward.name: values} if places else {}
         for index, value in zip(places, values, strict=True):
             terms[index].append(reward.weight * value)
     totals = [math.fsum(own) for own in terms]
-    whole = _Batch(rows, completions, range(len(rows)), group)
+    whole = _Batch(rows, completions, drawn or (), range(len(rows)), group)
     for index, total in enumerate(totals):
         if not abs(total) <= LARGEST:
             raise RewardError(
@@ -205,7 +236,7 @@ def score(
 
 
 def rehearse(rewards: Sequence[Reward], rows: Rows) -> dict[str, tuple[float, float]]:
-    """Asks rewards once, about the first row of every data set: what an empty text is worth, and what the row's answer.
+    """Asks functions once, about the first row of every data set: what an empty text is worth, and what the row's answer.
 
     Returns:
         By name the values for the first row that the reward judges, of no text and of its `answer` or `response`.
@@ -215,26 +246,42 @@ def rehearse(rewards: Sequence[Reward], rows: Rows) -> dict[str, tuple[float, fl
     """
     firsts = list({getattr(row, "source", ""): row for row in reversed(rows)}.values())[::-1]
     texts = [text for row in firsts for text in ("", str(row.get("answer", row.get("response", ""))))]
-    _, parts = score(rewards, [row for row in firsts for _ in range(2)], texts, group=2)
+    asked = [reward for reward in rewards if not isinstance(reward.function, Judge)]
+    _, parts = score(asked, [row for row in firsts for _ in range(2)], texts, group=2)
     return {name: (values[0], values[1]) for name, values in parts.items()}
 
 
 def _values(reward: Reward, batch: _Batch) -> list[float]:
-    form = reward.form
-    pieces = calls(form, len(batch.completions), batch.group)
-    try:
-        results = _ask(reward, batch, pieces)
-    except CallError as failure:
-        raise _failed(reward, batch, pieces, failure) from failure.error
-    values = [
-        value for piece, result in zip(pieces, results, strict=True) for value in _of_call(reward, form, piece, result)
-    ]
+    function = reward.function
+    values = _judged(function, batch) if isinstance(function, Judge) else _called(reward, function, batch)
     return [_number(reward, value, index, batch) for index, value in enumerate(values)]
 
 
-def _ask(reward: Reward, batch: _Batch, pieces: Sequence[slice]) -> list[Any]:
-    given = [arguments(reward.form, batch.rows[piece], batch.completions[piece]) for piece in pieces]
-    return call_all(reward.function, given, reward.timeout, reward.at_once)
+def _judged(judge: Judge, batch: _Batch) -> Sequence[float]:
+    if len(batch.drawn) != len(batch.completions):
+        raise RewardError(
+            f"a reward model judges tokens, but {len(batch.drawn)} were given of {len(batch.completions)} completions; "
+            f"pass `drawn`"
+        )
+    return judge.judge(batch.rows, batch.completions, batch.drawn)
+
+
+def _called(reward: Reward, function: RewardFunction, batch: _Batch) -> list[Any]:
+    form = form_of(function)
+    pieces = calls(form, len(batch.completions), batch.group)
+    try:
+        results = _ask(reward, function, batch, pieces)
+    except CallError as failure:
+        raise _failed(reward, function, batch, pieces, failure) from failure.error
+    return [
+        value for piece, result in zip(pieces, results, strict=True) for value in _of_call(reward, form, piece, result)
+    ]
+
+
+def _ask(reward: Reward, function: RewardFunction, batch: _Batch, pieces: Sequence[slice]) -> list[Any]:
+    form = form_of(function)
+    given = [arguments(form, batch.rows[piece], batch.completions[piece]) for piece in pieces]
+    return call_all(function, given, reward.timeout, reward.at_once)
 
 
 def _of_call(reward: Reward, form: Form, piece: slice, result: Any) -> Sequence[Any]:
@@ -263,29 +310,32 @@ def _listed(reward: Reward, result: Any) -> Any:
         ) from error
 
 
-def _failed(reward: Reward, batch: _Batch, pieces: Sequence[slice], failure: CallError) -> RewardError:
+def _failed(
+    reward: Reward, function: RewardFunction, batch: _Batch, pieces: Sequence[slice], failure: CallError
+) -> RewardError:
+    form = form_of(function)
     if isinstance(failure.error, TookTooLong):
         return RewardError(
-            f"the reward {reward.name!r} gave no answer {_where(reward, batch, pieces, failure)} within its timeout of "
+            f"the reward {reward.name!r} gave no answer {_where(form, batch, pieces, failure)} within its timeout of "
             f"{reward.timeout:g} s; raise `timeout`, or see what it waits for"
         )
-    known = reward.form != "batch" and failure.call is not None
-    where = _where(reward, batch, pieces, failure) if known else _blame(reward, batch)
+    known = form != "batch" and failure.call is not None
+    where = _where(form, batch, pieces, failure) if known else _blame(reward, function, batch)
     return RewardError(f"the reward {reward.name!r} failed {where}: {_describe(failure.error)}")
 
 
-def _where(reward: Reward, batch: _Batch, pieces: Sequence[slice], failure: CallError) -> str:
+def _where(form: Form, batch: _Batch, pieces: Sequence[slice], failure: CallError) -> str:
     """The completions that a call was about."""
-    if failure.call is None or reward.form == "batch":
+    if failure.call is None or form == "batch":
         return f"on the batch of {len(batch.completions)} completions"
     return f"on {batch.place(pieces[failure.call].start)}"
 
 
-def _blame(reward: Reward, batch: _Batch) -> str:
+def _blame(reward: Reward, function: RewardFunction, batch: _Batch) -> str:
     """The row that a failure is about: the first for which the function also fails alone."""
     for index in range(len(batch.completions)):
         try:
-            _ask(reward, batch, [slice(index, index + 1)])
+            _ask(reward, function, batch, [slice(index, index + 1)])
         except CallError:
             return f"on {batch.place(index)}"
     return f"on the batch of {len(batch.completions)} rows, though on none of them alone"

@@ -29,12 +29,12 @@ def export(folder: str | Path) -> None:
         "model_max_length": 2**30,
     }
     target = Path(folder)
-    (target / "tokenizer.json").write_text(_build().to_str(pretty=True), encoding="utf-8")
+    (target / "tokenizer.json").write_text(build().to_str(pretty=True), encoding="utf-8")
     (target / "tokenizer_config.json").write_bytes(msgspec.json.format(msgspec.json.encode(config), indent=2) + b"\n")
 
 
-def _build() -> Tokenizer:
-    """A byte-level BPE without merges: each byte is written as one printable character and stays one token."""
+def build() -> Tokenizer:
+    """The byte tokenizer as a byte-level BPE without merges: each is written as one character and stays one token."""
     tokenizer = Tokenizer(models.BPE(vocab={character: byte for byte, character in enumerate(_alphabet())}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()

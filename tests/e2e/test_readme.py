@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import areno_fn as af
-from areno_fn.contracts.spec import FunctionReward
+from areno_fn.contracts.spec import FunctionReward, ModelReward
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
@@ -93,9 +93,10 @@ def test_the_guide_to_rewards_runs_and_its_settings_are_those_of_a_specification
         run_block(tried, tmp_path, monkeypatch)
     finally:
         sys.modules.pop("my_rewards", None)
-    (settings,) = blocks("docs/adding/reward.md", "toml")
-    for table in tomllib.loads(settings)["phases"]["rewards"]:
-        msgspec.convert(table, FunctionReward)
+    settings = blocks("docs/adding/reward.md", "toml")
+    tables = [table for block in settings for table in tomllib.loads(block)["phases"]["rewards"]]
+    rewards = [msgspec.convert(table, FunctionReward | ModelReward) for table in tables]
+    assert [type(reward) for reward in rewards] == [FunctionReward, FunctionReward, ModelReward]
 
 
 def test_the_guide_to_layouts_runs_and_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:

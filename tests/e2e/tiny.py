@@ -60,11 +60,11 @@ algorithm = { kind = "grpo", samples = 4, minibatches = 2, kl_coef = 0.1, sampli
 data = [{ kind = "arithmetic", digits = 1, count = 20 }]
 batch = { rows = 4, max_length = 16 }
 optimizers = [{ kind = "adamw", lr = 0.003 }]
-rewards = [{ function = "areno_fn.world.rewards:length_penalty", weight = 0.5, name = "short" }]
+rewards = [{ kind = "function", function = "areno_fn.world.rewards:length_penalty", weight = 0.5, name = "short" }]
 
 [evaluation]
 data = [{ kind = "arithmetic", digits = 1, count = 6, split = "heldout" }]
-rewards = [{ function = "areno_fn.world.rewards:exact_match" }]
+rewards = [{ kind = "function", function = "areno_fn.world.rewards:exact_match" }]
 sampling = { max_tokens = 4, temperature = 0.0 }
 every = 2
 

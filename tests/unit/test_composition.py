@@ -15,7 +15,7 @@ from areno_fn.contracts.spec import GRPO, SFT, RunSpec
 from areno_fn.engine.composition import check_composition
 from areno_fn.steps.recipes import RECIPES
 
-REWARD = {"function": "m:f"}
+REWARD = {"kind": "function", "function": "m:f"}
 
 
 def tables() -> dict[str, Any]:

@@ -61,7 +61,7 @@ INCLUDED = [
     ({"phases__1__algorithm__samples": 8}, {"phases"}),
     ({"phases__1__algorithm__epochs": 2}, {"phases"}),
     ({"phases__1__algorithm__sampling": {"max_tokens": 4, "top_k": 3}}, {"phases"}),
-    ({"phases__1__rewards": [{"function": "areno_fn.world.rewards:exact_match"}]}, {"phases"}),
+    ({"phases__1__rewards": [{"kind": "function", "function": "areno_fn.world.rewards:exact_match"}]}, {"phases"}),
     ({"phases__1__stop_at": 0.5}, {"phases"}),
     ({"phases__1__optimizers__0__schedule": {"kind": "cosine"}}, {"phases", "optimizers"}),
 ]
@@ -135,8 +135,8 @@ def test_the_patience_with_a_reward_does_not_count(base: RunIdentity) -> None:
 
 def test_which_data_sets_a_reward_judges_counts_and_where_one_ends() -> None:
     rewards = [
-        {"function": "areno_fn.world.rewards:exact_match", "data": ["a"]},
-        {"function": "areno_fn.world.rewards:contains_answer", "data": ["b"]},
+        {"kind": "function", "function": "areno_fn.world.rewards:exact_match", "data": ["a"]},
+        {"kind": "function", "function": "areno_fn.world.rewards:contains_answer", "data": ["b"]},
     ]
     sums = {"kind": "arithmetic", "digits": 1, "count": 3, "name": "a"}
     found = {
@@ -209,7 +209,7 @@ def test_without_the_old_specification_the_sort_of_change_is_named() -> None:
 
 
 def test_long_values_are_cut() -> None:
-    many = [{"function": "areno_fn.world.rewards:exact_match", "name": f"r{i}"} for i in range(5)]
+    many = [{"kind": "function", "function": "areno_fn.world.rewards:exact_match", "name": f"r{i}"} for i in range(5)]
     said = refusal(BASE, spec(phases__1__rewards=many))
     assert len(said) < 300
     assert "phases.grpo.rewards was [" in said and "..." in said

@@ -49,8 +49,8 @@ class Notes:
 def planned(**tables: Any) -> Plan:
     judges.prepare()
     table = tomllib.loads(tiny.SPEC)
-    table["evaluation"]["rewards"] = [{"function": "e2e.judges:evaluation"}]
-    table["phases"][1]["rewards"] = [{"function": "e2e.judges:training"}]
+    table["evaluation"]["rewards"] = [{"kind": "function", "function": "e2e.judges:evaluation"}]
+    table["phases"][1]["rewards"] = [{"kind": "function", "function": "e2e.judges:training"}]
     return af.plan(msgspec.convert(table | tables, RunSpec))
 
 

@@ -43,8 +43,18 @@ def test_mistakes_are_found_in_the_order_of_what_it_costs_to_find_them(monkeypat
         ("model.config.vocab_size", 100, SpecError, "tokenizer: it has 259 tokens"),
         ("phases.0.batch.max_length", 64, SpecError, "is beyond the model's context"),
         ("phases.0.data", [{"kind": "jsonl", "path": "/none"}], DataError, "phases.sft.data: the data file /none"),
-        ("phases.1.rewards", [{"function": "none:f"}], RewardError, "phases.grpo.rewards: the reward 'none:f'"),
-        ("evaluation.rewards", [{"function": "none:g"}], RewardError, "evaluation.rewards: the reward 'none:g'"),
+        (
+            "phases.1.rewards",
+            [{"kind": "function", "function": "none:f"}],
+            RewardError,
+            "phases.grpo.rewards: the reward 'none:f'",
+        ),
+        (
+            "evaluation.rewards",
+            [{"kind": "function", "function": "none:g"}],
+            RewardError,
+            "evaluation.rewards: the reward 'none:g'",
+        ),
     ]
     table = tomllib.loads(tiny.SPEC)
     right = {place: set_at(table, place, value) for place, value, _, _ in wrong}

@@ -89,6 +89,16 @@ MEANINGS: dict[str, dict[str, str]] = {
         "timeout": "seconds that a call may take; 0: no limit",
         "concurrency": "calls of an async function that wait at once; 0: 16",
     },
+    "ModelReward": {
+        "path": "folder with config.json, safetensors files and a tokenizer",
+        "dtype": "of its parameters in memory; source keeps each file's own",
+        "weight": "factor in the total",
+        "name": "in the metrics; when empty, the folder's own",
+        "data": "names of the data sets whose rows it judges; when empty, all",
+        "shift": "taken off every value, before the clip",
+        "clip": "values are kept from -clip to clip; 0: as they are",
+        "micro_tokens": "most tokens that it reads at once",
+    },
     "Sampling": {
         "max_tokens": "longest completion",
         "temperature": "0 is greedy, for evaluation only",

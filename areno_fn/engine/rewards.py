@@ -1,0 +1,87 @@
+"""The rewards of a run: functions and models, each made once for all phases and the evaluation."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import attrs
+import torch
+
+from areno_fn.contracts.spec import ModelReward, RewardSpec
+from areno_fn.engine.reward_models import ModelJudge, RewardModel, plan_reward_model
+from areno_fn.world import rewards
+from areno_fn.world.data_row import Row
+from areno_fn.world.rewards import Reward
+from areno_fn.world.tokenizer import Tokenizer
+
+
+@attrs.frozen(kw_only=True)
+class Loaded:
+    """What rewards are made with, and what has been made so far.
+
+    Attributes:
+        tokenizer: of the policy, and `vocab_size`, how many tokens that can draw.
+        device: where reward models live.
+        classes: what classes of reward functions have been made into.
+        models: by the real path of the folder and the dtype, the reward models.
+    """
+
+    tokenizer: Tokenizer
+    vocab_size: int
+    device: torch.device
+    classes: rewards.Loaded = attrs.field(factory=dict)
+    models: dict[tuple[str, str], RewardModel] = attrs.field(factory=dict)
+
+    def model(self, spec: ModelReward) -> RewardModel:
+        """The reward model of a folder."""
+        key = (os.path.realpath(spec.path), spec.dtype)
+        if key not in self.models:
+            self.models[key] = plan_reward_model(spec, self.tokenizer, self.vocab_size, self.device)
+        return self.models[key]
+
+
+def load_all(specs: Iterable[RewardSpec], loaded: Loaded) -> tuple[Reward, ...]:
+    """The rewards of a list, each under its own name; no weight is read.
+
+    Raises:
+        RewardError: a function cannot be had, or two rewards have one name.
+        ModelError: a folder is not one of a reward model. CheckpointError: it is damaged or incomplete.
+    """
+    return rewards.require_names(tuple(_load(spec, loaded) for spec in specs))
+
+
+def require_room(
+    given: Sequence[Reward], rows: Sequence[Row], prompts: Sequence[Sequence[int]], completion: int
+) -> None:
+    """Refuses rows that a reward model which judges them cannot read.
+
+    Args:
+        rows: of the data, and `prompts`, their tokens for the policy.
+        completion: most tokens of a completion.
+
+    Raises:
+        RewardError: names the row.
+    """
+    for reward in given:
+        if isinstance(reward.function, ModelJudge):
+            own = [place for place, row in enumerate(rows) if reward.judges(row)]
+            reward.function.require_room([rows[i] for i in own], [prompts[i] for i in own], completion)
+
+
+def models_of(given: Iterable[Reward]) -> tuple[RewardModel, ...]:
+    """The reward models among rewards, each once."""
+    found = {id(r.function.model): r.function.model for r in given if isinstance(r.function, ModelJudge)}
+    return tuple(found.values())
+
+
+def _load(spec: RewardSpec, loaded: Loaded) -> Reward:
+    if not isinstance(spec, ModelReward):
+        return rewards.load(spec, loaded.classes)
+    return Reward(
+        name=spec.name or Path(os.path.realpath(spec.path)).name,
+        weight=spec.weight,
+        function=ModelJudge(model=loaded.model(spec), spec=spec),
+        sources=frozenset(spec.data),
+    )

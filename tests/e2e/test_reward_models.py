@@ -1,0 +1,168 @@
+"""Runs whose completions are judged by a reward model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import reward_folders
+import torch
+from e2e import tiny
+from safetensors.torch import load_file, save_file
+
+import areno_fn as af
+from areno_fn.engine.reward_models import ModelJudge
+from areno_fn.world.tokenizer_bytes import ByteTokenizer
+
+SHORT: dict[str, Any] = {"phases__sft__steps": 1, "phases__grpo__steps": 4, "phases__grpo__algorithm__minibatches": 1}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("reward") / "judge"
+    reward_folders.write(path)
+    return path
+
+
+@pytest.fixture
+def home(tmp_path: Path, folder: Path) -> Path:
+    shutil.copytree(folder, tmp_path / "judge")
+    return tmp_path
+
+
+def start(home: Path, *flags: str, model: str = "judge", **values: Any) -> tiny.Done:
+    reward = {"kind": "model", "path": str(home / model), "name": "liked"}
+    judges = {"phases__grpo__rewards": [reward], "evaluation__rewards": [reward]}
+    return tiny.run(tiny.write_spec(home), home / "out", *flags, **(judges | SHORT | values))
+
+
+def other_weights(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    tensors["score.weight"] *= -1
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Path:
+    """A complete run, and the folder that its completions were judged with."""
+    home = tmp_path_factory.mktemp("whole")
+    shutil.copytree(folder, home / "judge")
+    done = start(home)
+    assert (done.code, done.err) == (0, "")
+    return home
+
+
+def test_what_is_recorded_of_completions_is_what_transformers_says_of_them(whole: Path) -> None:
+    """Of those whose text is all there is: an end token was drawn or the limit of 4 was reached, and the bytes are text."""
+    peer, tokenizer = reward_folders.peer(), ByteTokenizer()
+    compared = 0
+    for sample in tiny.lines(whole / "out" / "samples.jsonl"):
+        said = tokenizer.encode(sample["completion"])
+        if sample["phase"] != "grpo" or "\ufffd" in sample["completion"] or len(said) > 4:
+            continue
+        tokens = [256, *tokenizer.encode(sample["prompt"]), *said]
+        endings = [tokens] if len(said) == 4 else [[*tokens, 257]]
+        (wanted,) = reward_folders.scores(peer, endings, 258)
+        compared += abs(wanted - sample["reward"]) < 1e-4
+    assert compared >= 3, "an untrained model draws few texts"
+    steps = [line for line in tiny.lines(whole / "out" / "metrics.jsonl") if "reward/liked" in line]
+    assert len(steps) == 4
+    assert all("eval/liked" in line for line in tiny.lines(whole / "out" / "metrics.jsonl") if "eval/score" in line)
+
+
+def test_a_reward_model_is_in_no_state_and_no_export(whole: Path) -> None:
+    names = tiny.tensors(whole / "out")
+    assert names and not any("score" in name or "judge" in name or "reward" in name for name in names)
+    shapes = {tuple(tensor.shape) for tensor in names.values()}
+    own = {tuple(tensor.shape) for tensor in load_file(whole / "judge" / "model.safetensors").values()}
+    assert (1, 16) in own - shapes, "the head is not there"
+    exported = load_file(whole / "out" / "export" / "model.safetensors")
+    assert "score.weight" not in exported
+    assert json.loads((whole / "out" / "export" / "config.json").read_text())["hidden_size"] == 32
+
+
+def test_a_run_goes_on_bit_for_bit_with_a_folder_that_has_moved(home: Path, whole: Path) -> None:
+    assert start(home, phases__grpo__steps=2).code == 0
+    (home / "judge").rename(home / "moved")
+    done = start(home, "--resume", model="moved")
+    assert (done.code, done.err) == (0, "")
+    assert tiny.difference(home / "out", whole / "out") is None
+
+
+def test_another_reward_model_is_another_run(home: Path) -> None:
+    assert start(home, phases__grpo__steps=1).code == 0
+    other_weights(home / "judge")
+    done = start(home, "--resume")
+    assert done.code == 2
+    assert (
+        "belongs to another run: a loss of one's own, the end tokens, or what is in the folder of a reward" in done.err
+    )
+    shutil.copytree(home / "judge", home / "other")
+    elsewhere = start(home, "--resume", model="other")
+    assert elsewhere.code == 2
+    assert "phases.grpo.rewards.0.path was " in elsewhere.err
+    assert start(home, "--resume", "--accept", "phases", model="other").code == 0
+
+
+def test_the_model_of_an_evaluation_is_no_part_of_the_run(home: Path) -> None:
+    exact = [{"kind": "function", "function": "areno_fn.world.rewards:exact_match"}]
+    assert start(home, phases__grpo__rewards=exact, phases__grpo__steps=1).code == 0
+    other_weights(home / "judge")
+    assert start(home, "--resume", phases__grpo__rewards=exact).code == 0
+
+
+def test_what_an_evaluation_is_judged_by_changes_nothing_of_the_training_and_the_other_way_round(
+    home: Path, whole: Path
+) -> None:
+    def of(path: Path, prefix: str) -> list[dict[str, Any]]:
+        lines = tiny.untimed(path / "out" / "metrics.jsonl")
+        return [line for line in lines if any(name.startswith(prefix) for name in line)]
+
+    exact = [{"kind": "function", "function": "areno_fn.world.rewards:exact_match"}]
+    done = start(home, evaluation__rewards=exact)
+    assert (done.code, done.err) == (0, "")
+    assert tiny.state(home / "out") == tiny.state(whole / "out")
+    assert of(home, "train/") == of(whole, "train/")
+    assert of(home, "eval/") != of(whole, "eval/")
+    before = of(home, "eval/")[0]
+    assert start(home, "--overwrite", evaluation__rewards=exact, phases__grpo__rewards=exact).code == 0
+    assert of(home, "eval/")[0] == before, "the same model was evaluated by the same rewards"
+    assert tiny.state(home / "out") != tiny.state(whole / "out")
+
+
+def test_phases_and_evaluation_share_one_model_which_a_plan_does_not_read(home: Path) -> None:
+    reward = {"kind": "model", "path": str(home / "judge")}
+    changes = [f"phases.grpo.rewards={json.dumps([reward])}", f"evaluation.rewards={json.dumps([reward])}"]
+    plan = af.plan(af.read_spec(str(tiny.write_spec(home)), changes))
+    training, held_out = [reward.function for reward in plan.rewards]
+    assert isinstance(training, ModelJudge) and isinstance(held_out, ModelJudge)
+    assert training.model is held_out.model
+    assert training.model._read == []
+    assert training.model.device == torch.device("cpu")
+
+
+def test_a_dry_run_says_what_will_judge(home: Path) -> None:
+    done = start(home, "--dry-run")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.count("liked: the llama in ") == 2
+    assert "frozen parameters, which reads the tokens as drawn" in done.out
+
+
+def test_ppo_and_gspo_learn_from_a_reward_model(home: Path) -> None:
+    for kind in ("gspo", "ppo"):
+        algorithm = {"kind": kind, "samples": 4, "sampling": {"max_tokens": 4}}
+        optimizers = [{"kind": "adamw", "lr": 0.003}]
+        optimizers += [{"kind": "adamw", "lr": 0.003, "role": "critic"}] if kind == "ppo" else []
+        values = {
+            "phases__grpo__algorithm": algorithm,
+            "phases__grpo__optimizers": optimizers,
+            "phases__grpo__steps": 1,
+        }
+        values = {**values, "phases__grpo__algorithm__minibatches": 1}
+        done = start(home, "--overwrite", **values)
+        assert (done.code, done.err) == (0, ""), kind
+        assert any("reward/liked" in line for line in tiny.lines(home / "out" / "metrics.jsonl"))
