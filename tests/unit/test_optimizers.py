@@ -195,6 +195,46 @@ def test_O1_small_updates_of_bfloat16_weights_are_kept(steps: int, rate: float, 
     assert alone.tolist() == [1.0] * 4
 
 
+def test_O1_at_a_rate_of_1e_6_no_bfloat16_weight_from_4_9e_4_on_moves_and_every_master_does() -> None:
+    """All finite positive bfloat16 numbers from 2^-13 to 4; below 2^-11 = 4.88e-4 half a step of them is less than 1e-6."""
+    bits = torch.arange(2**15, dtype=torch.int16).view(torch.bfloat16)
+    weights = bits[(bits >= 2.0**-13) & (bits <= 4)]
+    params = {"w": weights}
+    optimizer = with_master(scale_by_learning_rate(1e-6))
+    moved, state, _ = optimizer.apply({"w": torch.ones(len(weights))}, optimizer.init(params), params)
+    still = moved["w"] == weights
+    assert still[weights.float() >= 4.9e-4].all() and not still[weights.float() < 4.88e-4].any()
+    small = weights.float() <= 2.0  # beyond, float32 rounds 1e-6 to 9.5e-7 or to 1.2e-6
+    torch.testing.assert_close(
+        (weights.float() - state.master["w"])[small], torch.full((int(small.sum()),), 1e-6), rtol=0.2, atol=0
+    )
+
+
+def test_O12_autocast_has_no_old_copy_of_new_weights() -> None:
+    """An update writes no weight in place, so that a cast kept by autocast is never one of a weight that has changed."""
+    x, target = torch.linspace(-1, 1, 12).view(4, 3), torch.linspace(2, 3, 8).view(4, 2)
+    start = {"w": torch.linspace(-0.5, 0.5, 6).view(3, 2)}
+    optimizer = adamw(AdamWSpec(lr=0.1, weight_decay=0.0), 10)
+
+    def loss(params: Params) -> torch.Tensor:
+        return ((x @ params["w"]).float() - target).square().mean()
+
+    with torch.autocast("cpu", torch.bfloat16):
+        leaf = {"w": start["w"].clone().requires_grad_()}
+        first = loss(leaf)
+        (slope,) = torch.autograd.grad(first, leaf["w"])
+        moved, _, _ = optimizer.apply({"w": slope}, optimizer.init(leaf), leaf)
+        second = loss({"w": moved["w"].detach().requires_grad_()})
+        reference = loss(leaf)
+        with torch.no_grad():
+            leaf["w"].add_(1.0)
+        stale = loss(leaf)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert second.item() == loss({"w": moved["w"].detach().requires_grad_()}).item()
+    assert second < 0.99 * first and reference.item() == first.item()
+    assert stale.item() == first.item(), "what an update in place would give: autocast keeps the old cast"
+
+
 def test_O2_the_cast_copy_is_never_the_source_of_truth() -> None:
     optimizer = with_master(scale_by_learning_rate(1.0))
     params = {"w": torch.ones(1, dtype=torch.bfloat16)}

@@ -97,3 +97,15 @@ def test_the_coefficient_that_the_rewards_are_lowered_by_is_the_one_that_adapts(
     assert moved.controls["kl_coef"] == pytest.approx(raised)
     _, again = algorithm.step(moved, batch)
     assert again["rollout/kl_coef"] == pytest.approx(raised)
+
+
+@pytest.mark.parametrize("counts", [{"minibatches": 3}, {"minibatches": 2, "epochs": 2}])
+def test_L3_whitening_is_one_map_for_all_mini_batches(counts: dict[str, int]) -> None:
+    """Mini-batches are parts of the whitened rollout and are not whitened by themselves."""
+    (whole,), _, _ = updates(PPO(**COMMON))
+    parts, _, _ = updates(PPO(**counts, **COMMON))
+    per_epoch = counts["minibatches"]
+    for epoch in range(counts.get("epochs", 1)):
+        found = torch.cat([part.advantage for part in parts[epoch * per_epoch : (epoch + 1) * per_epoch]])
+        assert sorted(found.tolist()) == sorted(whole.advantage.tolist())
+    assert abs(float(parts[0].advantage.mean())) > 0.01 and abs(float(whole.advantage.mean())) < 1e-6

@@ -48,6 +48,17 @@ def test_L21_the_temperature_is_applied_on_both_sides() -> None:
     torch.testing.assert_close(logp[tokens == 0], torch.full_like(logp[tokens == 0], math.log(1 / 10)))
 
 
+def test_R1_what_is_recorded_of_token_880_is_not_what_the_likeliest_has() -> None:
+    """Log-probabilities -.10 of token 512 and -2.3 of token 880, which are the whole distribution to two digits."""
+    logits = torch.full((1, 881), -torch.inf)
+    logits[0, 512], logits[0, 880] = -0.10, -2.3
+    ids, positions = coordinates(64)
+    tokens, logp, _ = draw(logits.expand(64, -1), Sampling(), Key.of(2), ids, positions)
+    assert set(tokens.tolist()) == {512, 880}
+    for token, value in zip(tokens.tolist(), logp.tolist(), strict=True):
+        assert value == pytest.approx({512: -0.10, 880: -2.3}[token], abs=6e-3)
+
+
 def test_top_k() -> None:
     row = [1.0, 4.0, 2.0, 3.0]
     assert kept(row, top_k=1) == [1]
