@@ -5,7 +5,7 @@ A law uses only what the part itself uses: no seeds, no clock, and no files unle
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,90 +21,35 @@ from areno_fn.steps.token.experience import experience
 from areno_fn.steps.token.rollout import sampler
 from areno_fn.steps.token.score import act
 from areno_fn.testing.checkpoints import checkpoint_roundtrip
+from areno_fn.testing.invariance import accumulation_invariant, exact_under_split, permutation_invariant
 from areno_fn.testing.isos import iso_roundtrip
 from areno_fn.testing.layouts import layout_agrees, placements_agree, shards_agree
+from areno_fn.testing.masks import mask_blind
 from areno_fn.testing.optimizers import optimizer_matches
+from areno_fn.testing.ownership import no_alias, roles_disjoint_exhaustive
+from areno_fn.testing.purity import pure, step_is_pure
 from areno_fn.testing.resume import Run, resume_exact
-from areno_fn.testing.strict import strict
 
 __all__ = [
     "Run",
+    "accumulation_invariant",
     "checkpoint_roundtrip",
     "exact_under_split",
     "gradient",
     "iso_roundtrip",
     "layout_agrees",
+    "mask_blind",
+    "no_alias",
     "optimizer_matches",
+    "permutation_invariant",
     "placements_agree",
     "pure",
     "resume_exact",
+    "roles_disjoint_exhaustive",
     "rollout_matches_training",
     "shards_agree",
+    "step_is_pure",
 ]
-
-
-def pure(step: Callable[..., Any], *args: Any) -> Any:
-    """A step is a function: it changes none of its arguments, and equal arguments give equal results, bit for bit.
-
-    Runs the step twice in strict mode on copies of the arguments.
-
-    Args:
-        step: any function of trees.
-        args: its arguments.
-
-    Returns:
-        What the step returned.
-
-    Raises:
-        AssertionError: an argument was written in place, two calls differ, or global randomness was used.
-    """
-    results = []
-    for _ in range(2):
-        given = [_copied(arg) for arg in args]
-        with strict():
-            results.append(step(*given))
-        for place, (before, after) in enumerate(zip(args, given, strict=True)):
-            difference = tree.first_difference(before, after)
-            if difference is not None:
-                raise AssertionError(f"the step wrote to its argument {place} at {difference}")
-    difference = tree.first_difference(*results)
-    if difference is not None:
-        raise AssertionError(f"two calls with equal arguments differ at {difference}")
-    return results[0]
-
-
-def exact_under_split(
-    objective: Callable[[Any, Any], Sums],
-    params: Any,
-    whole: Any,
-    *splits: Sequence[Any],
-    tolerance: float = 1e-5,
-) -> None:
-    """The sums of a batch, and their gradient, are those of its parts added up, however it is split.
-
-    Then the quotient that an update follows cannot depend on micro-batches or ranks. An objective that
-    returns a mean in place of a sum fails.
-
-    Args:
-        objective: `(params, batch) -> Sums`.
-        params: a tree of tensors.
-        whole: the batch in one piece.
-        splits: each a sequence of batches that together hold what `whole` holds.
-        tolerance: largest deviation, relative to the largest element of what is compared.
-
-    Raises:
-        AssertionError: names what differs and in which split.
-    """
-    expected = _added(objective, params, [whole])
-    for number, parts in enumerate(splits):
-        received = _added(objective, params, parts)
-        for name, value in expected.items():
-            error = _deviation(received[name], value)
-            if not error <= tolerance:
-                raise AssertionError(
-                    f"split {number} into {len(parts)} parts changes {name} by {error:.3g} of its size; "
-                    "an objective returns Sums of a numerator and a denominator and never divides"
-                )
 
 
 def gradient(
@@ -189,44 +134,6 @@ def rollout_matches_training(
         for sample in range(samples):
             _same_sequence(rollout, row * samples + sample, alone, sample, tolerance)
     return rollout
-
-
-def _copied(value: Any) -> Any:
-    return tree.map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, value)
-
-
-def _added(objective: Callable[[Any, Any], Sums], params: Any, parts: Sequence[Any]) -> dict[str, list[torch.Tensor]]:
-    """Numerator, denominator, gradient, statistics and maxima of several batches, added up without division."""
-    slopes, sums = [], []
-    for part in parts:
-
-        def of_part(moved: Any, part: Any = part) -> tuple[torch.Tensor, Sums]:
-            result = objective(moved, part)
-            return result.total, result
-
-        (_, result), slope = value_and_grad(of_part, has_aux=True)(params)
-        slopes.append([leaf for leaf in tree.leaves(slope) if _is_floating(leaf)])
-        sums.append(result)
-    return {
-        "total": [_sum([one.total for one in sums])],
-        "weight": [_sum([one.weight for one in sums])],
-        "the gradient": [_sum(list(leaves)) for leaves in zip(*slopes, strict=True)],
-        **{f"stats[{name!r}]": [_sum([one.stats[name] for one in sums])] for name in sums[0].stats},
-        **{f"peaks[{name!r}]": [torch.stack([one.peaks[name] for one in sums]).amax()] for name in sums[0].peaks},
-    }
-
-
-def _sum(values: list[torch.Tensor]) -> torch.Tensor:
-    return torch.stack([value.double() for value in values]).sum(0)
-
-
-def _deviation(received: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
-    """The largest difference of any element, in units of the largest element (or of 1e-6, if that is larger)."""
-    a, b = (torch.cat([leaf.double().flatten() for leaf in leaves]) for leaves in (received, expected))
-    same = (a == b) | (a.isnan() & b.isnan())
-    difference = torch.where(same, 0.0, (a - b).abs())
-    finite = b[b.isfinite()].abs()
-    return float(difference.amax()) / max(float(finite.amax()) if finite.numel() else 0.0, 1e-6)
 
 
 def _double(value: Any) -> Any:

@@ -1,15 +1,14 @@
-"""Hypothesis strategies for the library's values: trees, packed documents, prompts, keys, sampling settings, layouts."""
+"""Hypothesis strategies for the library's values: trees, documents, decisions, prompts, keys, settings, layouts, roles."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 
-from areno_fn.contracts.batch import PackedTokens, Prompts
+from areno_fn.contracts.batch import Prompts
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.record import record, static
 from areno_fn.contracts.spec import Sampling
@@ -21,6 +20,8 @@ except ImportError as error:
         "areno_fn.testing.strategies needs the package hypothesis; install it with: pip install 'areno-fn[test]'"
     ) from error
 
+from areno_fn.testing.decision_strategies import actions, comparisons, estimates, experiences, pairs, scores
+from areno_fn.testing.document_strategies import documents, packed, packed_tokens, split_batches
 from areno_fn.testing.family_strategies import configs, families, layouts
 from areno_fn.testing.layout_strategies import isos, state_dicts
 from areno_fn.testing.role_strategies import role_trees
@@ -28,17 +29,23 @@ from areno_fn.testing.role_strategies import role_trees
 __all__ = [
     "DTYPES",
     "Node",
+    "actions",
+    "comparisons",
     "configs",
     "documents",
+    "estimates",
+    "experiences",
     "families",
     "isos",
     "keys",
     "layouts",
     "packed",
     "packed_tokens",
+    "pairs",
     "prompts",
     "role_trees",
     "sampling",
+    "scores",
     "split_batches",
     "state_dicts",
     "tensors",
@@ -97,53 +104,6 @@ def trees(
 
     grove = st.recursive(leaves or tensors(), grown, max_leaves=max_leaves)
     return grove.filter(lambda tree: len(pytree.tree_leaves(tree)) >= min_leaves) if min_leaves else grove
-
-
-@st.composite
-def documents(
-    draw: Draw, *, vocabulary: int = 32, max_documents: int = 5, max_length: int = 12
-) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
-    """Documents of at least two tokens, each with one weight per token but the first, not all of them 0."""
-    made = []
-    for _ in range(draw(st.integers(1, max_documents))):
-        length = draw(st.integers(2, max_length))
-        tokens = draw(st.lists(st.integers(0, vocabulary - 1), min_size=length, max_size=length))
-        weights = draw(st.lists(st.sampled_from((0.0, 1.0)), min_size=length - 1, max_size=length - 1).filter(any))
-        made.append((tuple(tokens), tuple(weights)))
-    return made
-
-
-def packed(rows: list[tuple[tuple[int, ...], tuple[float, ...]]]) -> PackedTokens:
-    """Lays documents, as `documents` draws them, end to end; every token but a document's first is a decision."""
-    starts = list(itertools.accumulate((len(row) for row, _ in rows), initial=0))
-    return PackedTokens(
-        tokens=torch.tensor([token for row, _ in rows for token in row]),
-        positions=torch.tensor([place for row, _ in rows for place in range(len(row))]),
-        segments=torch.tensor([number for number, (row, _) in enumerate(rows) for _ in row]),
-        index=torch.tensor([starts[n] + place for n, (row, _) in enumerate(rows) for place in range(len(row) - 1)]),
-        targets=torch.tensor([token for row, _ in rows for token in row[1:]]),
-        weight=torch.tensor([weight for _, weights in rows for weight in weights]),
-        documents=len(rows),
-        longest=max(len(row) for row, _ in rows),
-    )
-
-
-def packed_tokens(
-    *, vocabulary: int = 32, max_documents: int = 5, max_length: int = 12
-) -> st.SearchStrategy[PackedTokens]:
-    """Packed documents of unequal lengths with a random set of trained tokens."""
-    return documents(vocabulary=vocabulary, max_documents=max_documents, max_length=max_length).map(packed)
-
-
-@st.composite
-def split_batches(
-    draw: Draw, *, vocabulary: int = 32, max_documents: int = 5, max_length: int = 12
-) -> tuple[PackedTokens, list[PackedTokens]]:
-    """A packed batch and the same documents packed into one or more parts, for `laws.exact_under_split`."""
-    rows = draw(documents(vocabulary=vocabulary, max_documents=max_documents, max_length=max_length))
-    cuts = draw(st.sets(st.integers(1, len(rows) - 1))) if len(rows) > 1 else set()
-    edges = [0, *sorted(cuts), len(rows)]
-    return packed(rows), [packed(rows[a:b]) for a, b in itertools.pairwise(edges)]
 
 
 @st.composite

@@ -19,9 +19,11 @@ merge muon pack pair_batches partition pipeline plan preference random read_spec
 score sequence_clipped sgd static terminal_rewards train train_step tree unmerge value_and_grad value_clipped whiten
 """.split()
 TESTING = {
-    "laws": "exact_under_split gradient optimizer_matches pure rollout_matches_training",
+    "laws": "accumulation_invariant exact_under_split gradient mask_blind no_alias optimizer_matches permutation_invariant "
+    "pure roles_disjoint_exhaustive rollout_matches_training step_is_pure",
     "strict": "strict",
-    "strategies": "documents keys packed packed_tokens prompts role_trees sampling split_batches tensors trees",
+    "strategies": "actions comparisons documents estimates experiences keys packed packed_tokens pairs prompts role_trees "
+    "sampling scores split_batches tensors trees",
 }
 
 

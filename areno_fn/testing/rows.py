@@ -1,0 +1,97 @@
+"""Rows of a batch: documents, or pairs of documents, taken in any order and packed again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from areno_fn import tree
+from areno_fn.contracts.batch import Experience, PackedTokens, Pairs
+from areno_fn.contracts.record import replace
+
+Take = Callable[[Any, Sequence[int]], Any]
+"""`(batch, rows) -> batch` with those rows alone, in that order."""
+
+
+def count(batch: Any) -> int:
+    """How many rows a batch has: documents of `PackedTokens` and `Experience`, pairs of `Pairs`.
+
+    Raises:
+        TypeError: it is none of these.
+    """
+    if isinstance(batch, Pairs):
+        return batch.packed.documents // 2
+    return _packed(batch).documents
+
+
+def take(batch: Any, rows: Sequence[int]) -> Any:
+    """The rows of a batch, laid end to end in the order given.
+
+    Args:
+        batch: `PackedTokens`, `Experience` or `Pairs`.
+        rows: at least one, each in [0, count).
+
+    Raises:
+        TypeError: the batch is none of these.
+    """
+    packed = _packed(batch)
+    documents = [number for row in rows for number in ((2 * row, 2 * row + 1) if isinstance(batch, Pairs) else (row,))]
+    of_decisions, device = packed.segments[packed.index], packed.tokens.device
+    tokens = [(packed.segments == number).nonzero().flatten() for number in documents]
+    decisions = [(of_decisions == number).nonzero().flatten() for number in documents]
+    lengths = torch.tensor([len(places) for places in tokens], device=device)
+    starts = (lengths.cumsum(0) - lengths).tolist()
+    moved = [packed.index[d] - places[0] + start for d, places, start in zip(decisions, tokens, starts, strict=True)]
+    order, chosen = torch.cat(tokens), torch.cat(decisions)
+    taken = PackedTokens(
+        tokens=packed.tokens[order],
+        positions=packed.positions[order],
+        segments=torch.arange(len(documents), device=device).repeat_interleave(lengths),
+        index=torch.cat(moved),
+        targets=packed.targets[chosen],
+        weight=packed.weight[chosen],
+        kept=None if packed.kept is None else packed.kept[chosen],
+        documents=len(documents),
+        longest=int(lengths.max()),
+    )
+    if isinstance(batch, PackedTokens):
+        return taken
+    others = {name: value[chosen] for name, value in _data(batch).items()}
+    return replace(batch, packed=taken, **others)
+
+
+def parts(batch: Any, order: Sequence[int], number: int, take: Take) -> list[Any]:
+    """The rows in an order, cut into so many parts whose sizes differ by at most one.
+
+    Raises:
+        ValueError: there are fewer rows than parts.
+    """
+    if not 1 <= number <= len(order):
+        raise ValueError(
+            f"a batch of {len(order)} rows cannot be cut into {number} parts; give it at least {number} rows"
+        )
+    return [take(batch, piece.tolist()) for piece in torch.tensor(list(order)).tensor_split(number)]
+
+
+def packed_of(batch: Any) -> PackedTokens | None:
+    """The packed documents of a batch of the library, None for another."""
+    if isinstance(batch, PackedTokens):
+        return batch
+    return batch.packed if isinstance(batch, Experience | Pairs) else None
+
+
+def _packed(batch: Any) -> PackedTokens:
+    packed = packed_of(batch)
+    if packed is None:
+        raise TypeError(
+            f"the rows of a {type(batch).__name__} are not known; give `rows`, their number, and `take`, a function "
+            f"(batch, rows) -> batch"
+        )
+    return packed
+
+
+def _data(batch: Experience | Pairs) -> dict[str, torch.Tensor]:
+    """The numbers beside the documents, one for every decision, by field."""
+    return {path: leaf for path, leaf in tree.leaves_with_path(batch) if not path.startswith("packed.")}

@@ -1,0 +1,115 @@
+"""What the laws of batches and masks do with rows, and what they refuse to call a test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from faults.law_cases import PARAMS, POLICY, experience, packed, planted_step, state
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areno_fn import tree
+from areno_fn.contracts.actions import Sums
+from areno_fn.contracts.batch import Experience, PackedTokens, Pairs
+from areno_fn.contracts.record import replace
+from areno_fn.contracts.spec import Sampling
+from areno_fn.steps.compose import pipeline
+from areno_fn.steps.objectives.cross_entropy import cross_entropy
+from areno_fn.steps.token.score import score
+from areno_fn.testing import laws, strategies
+from areno_fn.testing.rows import count, take
+
+OBJECTIVE = pipeline(score(POLICY, Sampling()), cross_entropy())
+
+
+@given(st.data())
+def test_rows_taken_are_those_documents_packed(data: st.DataObject) -> None:
+    rows = data.draw(strategies.documents())
+    order = data.draw(st.permutations(range(len(rows))))
+    chosen = order[: data.draw(st.integers(1, len(rows)))]
+    expected = strategies.packed([rows[row] for row in chosen])
+    assert tree.first_difference(take(strategies.packed(rows), chosen), expected) is None
+
+
+@given(strategies.experiences(), st.data())
+def test_what_a_decision_carries_goes_with_it(batch: Experience, data: st.DataObject) -> None:
+    order = data.draw(st.permutations(range(count(batch))))
+    back = [order.index(row) for row in range(len(order))]
+    assert tree.equal(take(take(batch, order), back), batch)
+    alone = [take(batch, [row]) for row in order]
+    assert torch.equal(torch.cat([one.advantage for one in alone]), take(batch, order).advantage)
+
+
+@given(strategies.pairs(), st.data())
+def test_pairs_stay_together(batch: Pairs, data: st.DataObject) -> None:
+    order = data.draw(st.permutations(range(count(batch))))
+    documents = [number for row in order for number in (2 * row, 2 * row + 1)]
+    taken = take(batch, order)
+    assert tree.equal(taken.packed, take(batch.packed, documents))
+    assert torch.equal(torch.cat([take(batch, [row]).reference for row in order]), taken.reference)
+
+
+def test_truncated_distributions_are_taken_along() -> None:
+    made = packed()
+    kept = replace(made, kept=torch.arange(made.targets.shape[0]))
+    assert take(kept, [1]).kept.tolist() == [4]
+    assert isinstance(take(kept, [2, 0]), PackedTokens)
+
+
+def test_batches_of_another_type_bring_their_own_rows() -> None:
+    def objective(params: torch.Tensor, batch: torch.Tensor) -> Sums:
+        return Sums(total=(params * batch).sum(), weight=batch.new_tensor(batch.numel()), stats={}, peaks={})
+
+    batch, params = torch.arange(1.0, 9.0), torch.tensor(0.5)
+    chosen: dict[str, Any] = {"take": lambda values, rows: values[torch.tensor(rows)], "rows": 8}
+    assert laws.accumulation_invariant(objective, params, batch, **chosen) <= 1e-6
+    assert laws.permutation_invariant(objective, params, batch, **chosen) <= 1e-6
+    with pytest.raises(TypeError, match="the rows of a Tensor are not known; give `rows`, their number, and `take`"):
+        laws.accumulation_invariant(objective, params, batch)
+
+
+def test_a_law_that_would_compare_nothing_is_refused() -> None:
+    few = take(packed(), [0, 1])
+    with pytest.raises(ValueError, match="a batch of 2 rows cannot be cut into 3 parts; give it at least 3 rows"):
+        laws.accumulation_invariant(OBJECTIVE, PARAMS, few)
+    with pytest.raises(ValueError, match="a batch of 1 rows has no other order; give it at least 2"):
+        laws.permutation_invariant(OBJECTIVE, PARAMS, take(packed(), [0]))
+    batch = experience()
+    nothing_counts = replace(batch, packed=replace(batch.packed, weight=torch.zeros(26)))
+    for given_batch, masked in ((batch, "0 of 26"), (nothing_counts, "26 of 26")):
+        with pytest.raises(ValueError, match=f"{masked} decisions have weight 0; give some, and not all"):
+            laws.mask_blind(OBJECTIVE, PARAMS, given_batch)
+
+
+def test_sentences_name_what_changed_and_where() -> None:
+    def mean(params: Any, batch: PackedTokens) -> Sums:
+        sums = OBJECTIVE(params, batch)
+        return replace(sums, total=sums.total / sums.weight)
+
+    with pytest.raises(AssertionError, match="a split into 2 micro-batches changes total by .* never divides"):
+        laws.accumulation_invariant(mean, PARAMS, packed(), (1, 2))
+
+    def by_place(params: Any, batch: PackedTokens) -> Sums:
+        return OBJECTIVE(params, replace(batch, weight=batch.weight * (1 + torch.arange(batch.weight.shape[0]))))
+
+    with pytest.raises(
+        AssertionError, match=r"the order \[\d, .*\] in 1 parts changes total by .*, never by its place"
+    ):
+        laws.permutation_invariant(by_place, PARAMS, packed())
+
+
+def test_a_step_says_which_roles_it_moves_and_which_snapshots_it_renews() -> None:
+    follows = planted_step("snapshot follows the role")
+    after, _ = laws.step_is_pure(follows, state(), (packed(),), renews=("reference",))
+    assert after.snapshots["reference"] is after.params["actor"]
+    both = planted_step("moves the critic too")
+    laws.step_is_pure(both, state(), (packed(),), moves=("actor", "critic"))
+    for moves, sentence in (
+        (("actor",), r"params\.critic\.table: .* after the step; the step moves actor and nothing else"),
+        (("critic",), r"params\.actor\.table: .* the step moves critic and nothing else"),
+        (("actor", "critic", "judge"), r"params\.judge is what it was before the step, which should move it"),
+    ):
+        with pytest.raises(AssertionError, match=sentence):
+            laws.step_is_pure(both, state(), (packed(),), moves=moves)
