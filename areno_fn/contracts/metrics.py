@@ -64,6 +64,7 @@ NAMED_METRICS: Mapping[str, str] = MappingProxyType(
     {
         "reward/": "mean of one training reward over the sampled completions, under the reward's name",
         "eval/": "mean of one evaluation reward over the held-out rows, under the reward's name; eval/score is their weighted sum",
+        "eval_ema/": "the same of the average that a phase with `ema` keeps of the actor",
     }
 )
 """What the metrics mean whose names a specification chooses, by the family in front of the name."""

@@ -276,7 +276,8 @@ class SFT(Spec, frozen=True, kw_only=True, tag="sft", tag_field="kind"):
 class Sampled(Spec, frozen=True, kw_only=True):
     """What the algorithms have in common that learn from samples and rewards.
 
-    `kl_coef` > 0 keeps a frozen snapshot of the phase's start as reference.
+    `kl_coef` > 0 keeps a frozen snapshot of the phase's start as reference; every `reference_every` iterations (0:
+    never) it becomes what the actor is then.
     """
 
     execution: ClassVar[ExecutionContract] = GENERATION_REWARD
@@ -287,6 +288,7 @@ class Sampled(Spec, frozen=True, kw_only=True):
     kl_coef: Rate = 0.0
     kl_in: Literal["loss", "reward"] = "loss"
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    reference_every: Natural = 0
     mask_truncated: bool = False
     minibatches: Positive = 1
     epochs: Positive = 1
@@ -362,7 +364,10 @@ PreferenceLoss = Literal["sigmoid", "ipo", "hinge"]
 
 
 class DPO(Spec, frozen=True, kw_only=True, tag="dpo", tag_field="kind"):
-    """Direct preference optimization of pairs, against a frozen snapshot of the phase's start as reference."""
+    """Direct preference optimization of pairs, against a frozen snapshot of the phase's start as reference.
+
+    Every `reference_every` steps (0: never) the reference becomes what the actor is then.
+    """
 
     execution: ClassVar[ExecutionContract] = DATASET_NONE
     roles: ClassVar[tuple[str, ...]] = ("actor",)
@@ -370,6 +375,7 @@ class DPO(Spec, frozen=True, kw_only=True, tag="dpo", tag_field="kind"):
     loss: PreferenceLoss = "sigmoid"
     beta: Annotated[float, Meta(gt=0)] = 0.1
     label_smoothing: Annotated[float, Meta(ge=0, lt=0.5)] = 0.0
+    reference_every: Natural = 0
 
 
 AlgorithmSpec = SFT | DPO | GRPO | GSPO | PPO
@@ -401,11 +407,31 @@ class Evaluation(Spec, frozen=True, kw_only=True):
     batch: Positive = 256
 
 
+class EMA(Spec, frozen=True, kw_only=True):
+    """An average of the actor over the phase, s <- d s + (1 - d) p, updated every `every` optimizer steps.
+
+    `schedule` says what d is at the update after n others: `decay`, min(decay, (1 + n) / (10 + n)) for "warmup", or
+    decay min(1, n / ramp) for "linear". Up to the optimizer step `start` the average is a copy.
+    """
+
+    decay: Unit = 0.999
+    schedule: Literal["constant", "warmup", "linear"] = "warmup"
+    ramp: Natural = 0
+    every: Positive = 1
+    start: Natural = 0
+    evaluate: bool = True
+    export: bool = True
+
+
+Snapshot = Literal["reference", "ema"]
+
+
 class Phase(Spec, frozen=True, kw_only=True):
     """One algorithm on one data set. Give `steps`, or `epochs` for an algorithm that reads a data set.
 
     A step is one optimizer step for data-set algorithms and one rollout iteration for generating ones.
-    `stop_at` above 0 ends the phase early, once an evaluation's score reaches it.
+    `stop_at` above 0 ends the phase early, once an evaluation's score reaches it. What is in `offload` stays in the
+    memory of the host between its uses.
     """
 
     name: Name
@@ -417,6 +443,8 @@ class Phase(Spec, frozen=True, kw_only=True):
     batch: Batch = field(default_factory=Batch)
     optimizers: list[OptimizerSpec] = field(default_factory=lambda: [AdamWSpec()])
     rewards: list[RewardSpec] = []
+    ema: EMA | None = None
+    offload: list[Snapshot] = []
 
 
 class FullFinetune(Spec, frozen=True, kw_only=True, tag="full", tag_field="kind"):
@@ -427,7 +455,8 @@ class Lora(Spec, frozen=True, kw_only=True, tag="lora", tag_field="kind"):
     """Low-rank adapters are trained beside weights that stay as they are: W + scale B A, with scale = alpha / rank.
 
     `targets` are names of linear maps as in the model's files, or the ends of names, for example "q_proj". With
-    `adapter` the run starts from a PEFT folder, which says rank, alpha, targets and rslora itself.
+    `adapter` the run starts from a PEFT folder, which says rank, alpha, targets and rslora itself. With `merge_rollouts`
+    completions are drawn with merged weights, whose log-probabilities are those of training up to roundings.
     """
 
     rank: Positive = 16
@@ -435,6 +464,7 @@ class Lora(Spec, frozen=True, kw_only=True, tag="lora", tag_field="kind"):
     targets: list[str] = []
     rslora: bool = False
     adapter: str = ""
+    merge_rollouts: bool = False
 
 
 FinetuneSpec = FullFinetune | Lora

@@ -12,6 +12,7 @@ from areno_fn.contracts.optim import groups_of
 from areno_fn.contracts.spec import (
     COLDEST,
     DPO,
+    EMA,
     GRPO,
     PPO,
     Grouped,
@@ -102,6 +103,7 @@ def _phase(spec: RunSpec, phase: Phase) -> Iterator[str]:
     if not phase.data:
         yield f"{where}.data: a phase needs at least one data source"
     yield from _optimizers(phase, where)
+    yield from _snapshots(spec, phase, where)
     if isinstance(phase.algorithm, DPO) and phase.algorithm.label_smoothing and phase.algorithm.loss != "sigmoid":
         yield f"{where}.algorithm.label_smoothing: it belongs to the loss 'sigmoid'; remove it, or `loss`"
     if isinstance(phase.algorithm, GRPO | PPO) and 0 < phase.algorithm.dual_clip <= 1:
@@ -120,6 +122,31 @@ def _ppo(phase: Phase, algorithm: PPO, where: str) -> Iterator[str]:
             f"{where}.critic.warmup: the critic would be trained alone for all {phase.steps} steps of the phase; "
             f"use fewer than that"
         )
+
+
+def _snapshots(spec: RunSpec, phase: Phase, where: str) -> Iterator[str]:
+    algorithm, kept = phase.algorithm, []
+    if isinstance(algorithm, DPO) or (isinstance(algorithm, Sampled) and algorithm.kl_coef):
+        kept.append("reference")
+    elif isinstance(algorithm, Sampled) and algorithm.reference_every:
+        yield f"{where}.algorithm.reference_every: without kl_coef there is no reference to renew; give kl_coef, or remove this"
+    if phase.ema is not None:
+        kept.append("ema")
+        yield from _average(spec, phase, phase.ema, f"{where}.ema")
+    for name in dict.fromkeys(phase.offload):
+        if name not in kept:
+            yield f"{where}.offload: this phase keeps no {name!r}; it keeps {' and '.join(map(repr, kept)) or 'no snapshot'}"
+        elif phase.offload.count(name) > 1:
+            yield f"{where}.offload: {name!r} is there twice; name it once"
+
+
+def _average(spec: RunSpec, phase: Phase, ema: EMA, where: str) -> Iterator[str]:
+    if (ema.schedule == "linear") != bool(ema.ramp):
+        yield f"{where}.ramp: the schedule 'linear', and no other, needs a ramp of at least 1 update"
+    if ema.export and phase is not spec.phases[-1]:
+        yield f"{where}.export: an average ends with its phase, and only the last one's is there to export; set export = false"
+    if not ema.export and not (ema.evaluate and spec.evaluation):
+        yield f"{where}: it is neither exported nor evaluated; set `export`, or `evaluate` with an `evaluation`, or remove this"
 
 
 def _optimizers(phase: Phase, where: str) -> Iterator[str]:

@@ -50,10 +50,9 @@ class EvaluationResult:
     texts: tuple[str, ...]
     totals: tuple[float, ...]
 
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The means under the names of the metric table."""
-        return {f"eval/{name}": value for name, value in self.means.items()} | {f"eval/{TOTAL}": self.score}
+    def metrics(self, family: str = "eval") -> dict[str, float]:
+        """The means under the names of the metric table: `eval/...`, or `eval_ema/...` for those of an average."""
+        return {f"{family}/{name}": value for name, value in self.means.items()} | {f"{family}/{TOTAL}": self.score}
 
 
 Rollouts = Callable[..., Rollout]

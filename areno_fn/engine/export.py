@@ -36,20 +36,39 @@ ADAPTER = "adapter"
 """Name of the PEFT folder beside the exported model."""
 
 
+AVERAGED = "_ema"
+"""What the names of these two folders end in where they hold the average."""
+
+
 def export(plan: Plan, state: TrainState, folder: Path) -> Path:
     """Writes the trained model, with the tokenizer that it was trained with and everything else its source folder holds.
 
     Adapters are merged into it; they are written by themselves too, into the folder `adapter` beside it. Other roles
     are left out, but for those that the specification names, which stand beside it too.
+
+    An average that the last phase keeps to be exported is written as the actor is, from its own numbers, into folders
+    that are called the same with `_ema` behind.
     """
-    own = _tokenizer_files(plan)
     if CRITIC in plan.spec.export.roles:
         _export_critic(plan, state, folder.with_name(CRITIC))
+    if exports_average(plan):
+        _export_actor(plan, plan.phases[-1].averaged(state, wide=True), folder, AVERAGED)
+    return _export_actor(plan, state.params, folder)
+
+
+def exports_average(plan: Plan) -> bool:
+    """Whether a run leaves an average behind."""
+    ema = plan.phases[-1].spec.ema
+    return ema is not None and ema.export
+
+
+def _export_actor(plan: Plan, params: Mapping[str, Any], folder: Path, ending: str = "") -> Path:
+    own = _tokenizer_files(plan)
     if isinstance(plan.finetune, LoraPlan):
-        save_adapter(folder.with_name(ADAPTER), plan.finetune.config, state.params[ACTOR])
+        save_adapter(folder.with_name(ADAPTER + ending), plan.finetune.config, params[ACTOR])
     return hf.save(
-        folder,
-        plan.finetune.merged(state.params, partial(_written_dtype, plan)),
+        folder.with_name(folder.name + ending),
+        plan.finetune.merged(params, partial(_written_dtype, plan)),
         plan.model.layout,
         plan.model.hf_config if plan.model.folder else _with_end_tokens(plan, plan.model.hf_config),
         source=plan.model.folder,

@@ -15,7 +15,7 @@ from areno_fn import tree
 from areno_fn.contracts.errors import CheckpointError
 from areno_fn.contracts.identity import RunIdentity, digest, way_out
 from areno_fn.contracts.optim import Transform
-from areno_fn.contracts.spec import Evaluation, FullFinetune, ModelReward, Phase, RewardSpec, RunSpec
+from areno_fn.contracts.spec import EMA, Evaluation, FullFinetune, ModelReward, Phase, RewardSpec, RunSpec
 from areno_fn.engine.critic import CriticPlan
 from areno_fn.engine.model import ModelPlan
 from areno_fn.engine.optimizers import Mover
@@ -142,10 +142,16 @@ def _named(mover: Mover | Mapping[str, Mover]) -> Any:
 
 
 def _phase(phase: Phase, *, long: bool) -> dict[str, Any]:
-    kept = asdict(phase) | {"rewards": _rewards(phase.rewards)}
-    for name in ("data", "optimizers", *(() if long else ("steps", "epochs"))):
+    kept = asdict(phase) | {"rewards": _rewards(phase.rewards), "ema": _average(phase.ema)}
+    for name in ("data", "optimizers", "offload", *(() if long else ("steps", "epochs"))):
         kept.pop(name)
     return kept
+
+
+def _average(ema: EMA | None) -> dict[str, Any] | None:
+    """All but what is done with an average."""
+    uses = ("evaluate", "export")
+    return None if ema is None else {name: value for name, value in asdict(ema).items() if name not in uses}
 
 
 def _judges(evaluation: Evaluation | None) -> dict[str, Any] | None:

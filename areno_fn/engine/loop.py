@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -18,12 +19,13 @@ from areno_fn.contracts.errors import DivergenceError, RewardError
 from areno_fn.contracts.execution import CycleUnit
 from areno_fn.contracts.record import donate, replace
 from areno_fn.contracts.state import Cursor, TrainState
-from areno_fn.engine.evaluate import EvaluationResult, evaluate, pad_prompts
+from areno_fn.engine.evaluate import EvaluationPlan, EvaluationResult, evaluate, pad_prompts
 from areno_fn.engine.phases import PhasePlan
 from areno_fn.engine.plan import Plan
 from areno_fn.engine.recorder import Judged, Recorder
 from areno_fn.engine.references import References
 from areno_fn.engine.text import completions, drawn
+from areno_fn.steps.recipes import REFERENCE
 from areno_fn.steps.token.pack import micro_batches
 from areno_fn.steps.token.pairs import pair_batches
 from areno_fn.world.clock import Stopwatch
@@ -65,8 +67,10 @@ def train(plan: Plan, state: TrainState, recorder: Recorder, stop: Callable[[], 
             with _kept(state, recorder):
                 state = _step(plan, phase, state, recorder, references)
         with _kept(state, recorder):
-            latest = _evaluate(plan, state) if _evaluation_due(plan, phase, state) else None
-        recorder.evaluated(state, latest)
+            latest, average = None, None
+            if _evaluation_due(plan, phase, state):
+                latest, average = _evaluate(plan, state), _evaluate_average(plan, phase, state)
+        recorder.evaluated(state, latest, average)
         ended = state.cursor.step >= phase.steps or _reached(phase, latest)
         if ended:
             state = replace(state, cursor=_behind(plan, state.cursor))
@@ -152,7 +156,8 @@ def _preference_step(
 
     rows = _rows(phase, state)
     watch = Stopwatch()
-    known = references.of(rows, compute)
+    known = references.of(rows, compute, state.snapshots[REFERENCE])
+    phase.residency.release()
     seconds = {"time/score": watch.lap()}
     batch = pair_batches([phase.pairs[row] for row in rows], known, phase.spec.batch.micro_tokens)
     batch = tree.map(lambda x: x.to(plan.device), batch)
@@ -166,6 +171,8 @@ def _generation_step(plan: Plan, phase: PhasePlan, state: TrainState) -> tuple[T
     rows = _rows(phase, state)
     watch = Stopwatch()
     rollout = sample(state, pad_prompts(prompts, rows, plan.device))
+    if plan.merged is not None:
+        plan.merged.clear()
     texts = completions(rollout, plan.tokenizer)
     seconds = {"time/rollout": watch.lap()}
     samples = len(texts) // len(rows)
@@ -201,5 +208,15 @@ def _advance(phase: PhasePlan, state: TrainState, *, count_epochs: bool) -> Trai
 def _evaluate(plan: Plan, state: TrainState) -> EvaluationResult | None:
     if plan.evaluation is None:
         return None
+    return _evaluation(plan, plan.evaluation, plan.drawn_with(state.params), state)
+
+
+def _evaluate_average(plan: Plan, phase: PhasePlan, state: TrainState) -> EvaluationResult | None:
+    if plan.evaluation is None or phase.spec.ema is None or not phase.spec.ema.evaluate:
+        return None
+    return _evaluation(plan, plan.evaluation, plan.finetune.view(phase.averaged(state)), state)
+
+
+def _evaluation(plan: Plan, evaluation: EvaluationPlan, seen: Any, state: TrainState) -> EvaluationResult:
     key = state.key.fold("evaluation")
-    return evaluate(plan.evaluation, plan.rollout, plan.finetune.view(state.params), plan.tokenizer, key, plan.device)
+    return evaluate(evaluation, plan.rollout, seen, plan.tokenizer, key, plan.device)

@@ -25,6 +25,8 @@ _OWN = (
     "export",
     "adapter",
     "critic",
+    "export_ema",
+    "adapter_ema",
 )
 
 
@@ -73,7 +75,8 @@ class Outputs:
     def export(self) -> Path:
         """The trained Hugging Face folder; of a run that trains adapters, the PEFT folder `adapter` stands beside it.
 
-        So does the folder `critic`, where a specification asks for it.
+        So does the folder `critic`, where a specification asks for it. An average has folders of its own, `export_ema`
+        and `adapter_ema`.
         """
         return self.root / "export"
 

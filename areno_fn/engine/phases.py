@@ -7,19 +7,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
+import torch
 
 from areno_fn.contracts.batch import Example, Pair
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.execution import Acquisition
 from areno_fn.contracts.policy import TokenPolicy
 from areno_fn.contracts.spec import DPO, Phase, Sampled
+from areno_fn.contracts.state import TrainState
 from areno_fn.engine.critic import CriticPlan
 from areno_fn.engine.optimizers import Mover, Trained, plan_optimizers
 from areno_fn.engine.place import at
+from areno_fn.engine.residency import Residency
 from areno_fn.engine.rewards import Loaded, load_all, require_room
 from areno_fn.steps import recipes
 from areno_fn.steps.compose import View
 from areno_fn.steps.joins import Stage
+from areno_fn.steps.variants import AVERAGE, ema_params
 from areno_fn.world.data import read_all, source_names
 from areno_fn.world.data_row import Row
 from areno_fn.world.examples import encode_examples, encode_prompts
@@ -27,6 +31,8 @@ from areno_fn.world.order import Mixture, batches_per_epoch, mixture
 from areno_fn.world.preferences import encode_pairs
 from areno_fn.world.rewards import Reward
 from areno_fn.world.tokenizer import Tokenizer
+
+_CPU = torch.device("cpu")
 
 
 @attrs.frozen(kw_only=True)
@@ -43,6 +49,7 @@ class PhasePlan:
         prompts: tokenised prompts of a generating algorithm, else None.
         rewards: judges of the training samples, empty for feedback none.
         mixed: how often an epoch reads each data set, where they have weights.
+        residency: where its snapshots lie.
     """
 
     spec: Phase
@@ -52,6 +59,7 @@ class PhasePlan:
     examples: tuple[Example, ...]
     prompts: tuple[tuple[int, ...], ...] | None
     rewards: tuple[Reward, ...]
+    residency: Residency
     mixed: Mixture = ()
     pairs: tuple[Pair, ...] = ()
 
@@ -59,6 +67,17 @@ class PhasePlan:
     def size(self) -> int:
         """Rows in one epoch."""
         return len(self.pairs or self.examples) if self.prompts is None else len(self.prompts)
+
+    def averaged(self, state: TrainState, *, wide: bool = False) -> dict[str, Any]:
+        """The parameters of all roles with the average in the actor's place.
+
+        Args:
+            state: one of this phase, which keeps an average.
+            wide: the average stays in the dtype that it is kept in.
+        """
+        average = self.residency.shelves[AVERAGE].take(state.snapshots[AVERAGE])
+        own = state.params[recipes.ACTOR]
+        return {**state.params, recipes.ACTOR: average if wide else ema_params(average, own)}
 
     @property
     def documents(self) -> tuple[Example, ...]:
@@ -77,6 +96,8 @@ def plan_phase(
     loaded: Loaded,
     mover: Mover | Mapping[str, Mover] | None = None,
     critic: CriticPlan | None = None,
+    device: torch.device = _CPU,
+    drawn_with: View | None = None,
 ) -> PhasePlan:
     """Reads, tokenises and composes one phase.
 
@@ -87,6 +108,8 @@ def plan_phase(
         loaded: what rewards are made with, shared by all phases and the evaluation.
         mover: `(init, update)` that takes the place of the phase's optimizers, or some by role.
         critic: the critic of the run.
+        device: where the policy computes.
+        drawn_with: what rollouts use in the place of `view`.
 
     Raises:
         DataError: a row cannot be used. RewardError: a reward cannot be had, or cannot judge a row. SpecError: lengths do not fit.
@@ -119,6 +142,7 @@ def plan_phase(
     steps = spec.steps or spec.epochs * batches_per_epoch(size, spec.batch.rows)
     with at(f"{where}.optimizers"):
         optimizers = plan_optimizers(spec, moved, steps, mover)
+    residency = Residency(spec.offload, device, hold=bool(pairs))
     materials = recipes.Materials(
         policy=policy,
         optimizers=optimizers,
@@ -126,6 +150,9 @@ def plan_phase(
         micro_tokens=spec.batch.micro_tokens,
         max_length=spec.batch.max_length,
         view=view,
+        drawn_with=drawn_with,
+        ema=spec.ema,
+        shelves=residency.shelves,
         **_critic(spec, critic),
     )
     with at(where):
@@ -139,6 +166,7 @@ def plan_phase(
         pairs=pairs,
         prompts=prompts,
         rewards=rewards,
+        residency=residency,
         mixed=mixed,
     )
 

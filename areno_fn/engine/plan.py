@@ -18,9 +18,10 @@ from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.identity import RunIdentity
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.roles import RoleLayout
-from areno_fn.contracts.spec import ByteTokenizer, Evaluation, HFModel, HFTokenizer, RunSpec
+from areno_fn.contracts.spec import ByteTokenizer, Evaluation, HFModel, HFTokenizer, Lora, RunSpec
 from areno_fn.engine.composition import check_composition
 from areno_fn.engine.critic import CriticPlan, plan_critic
+from areno_fn.engine.derived import Derived
 from areno_fn.engine.evaluate import TOTAL, EvaluationPlan
 from areno_fn.engine.finetune import FinetunePlan, plan_finetune
 from areno_fn.engine.identity import identity_of
@@ -30,6 +31,7 @@ from areno_fn.engine.phases import PhasePlan, plan_phase
 from areno_fn.engine.place import at
 from areno_fn.engine.rewards import Loaded, load_all, require_room
 from areno_fn.engine.specfile import check
+from areno_fn.models import adapters
 from areno_fn.steps.joins import Stage
 from areno_fn.steps.recipes import CRITIC
 from areno_fn.steps.token.rollout import sampler
@@ -58,6 +60,7 @@ class Plan:
         phases: in order.
         evaluation: None when the run has none.
         rollout: decodes for evaluations.
+        merged: holds merged weights to draw with; None where the policy draws with what it trains.
         roles: who owns which parameters.
         identity: what a checkpoint must have in common with this run to continue it.
     """
@@ -74,6 +77,11 @@ class Plan:
     rollout: Callable[..., Rollout]
     roles: RoleLayout
     identity: RunIdentity
+    merged: Derived[Any] | None = None
+
+    def drawn_with(self, params: Mapping[str, Any]) -> Any:
+        """What the policy takes to draw completions."""
+        return self.finetune.view(params) if self.merged is None else self.merged.of(params)
 
     @property
     def rewards(self) -> tuple[Reward, ...]:
@@ -122,6 +130,7 @@ def plan(
     stop = tuple(token for token in tokenizer.eos_ids if token < model.policy.vocab_size)
     moved = trained(finetune, critic)
     loaded = Loaded(tokenizer=tokenizer, vocab_size=model.policy.vocab_size, device=device)
+    merged = _merged(spec, finetune)
     phases = tuple(
         plan_phase(
             phase,
@@ -134,6 +143,8 @@ def plan(
             loaded,
             optimizers.get(phase.name),
             critic,
+            device,
+            None if merged is None else merged.of,
         )
         for phase in spec.phases
     )
@@ -152,7 +163,14 @@ def plan(
         rollout=sampler(model.policy, stop),
         roles=finetune.roles if critic is None else RoleLayout(roles=(*finetune.roles.roles, critic.role)),
         identity=identity_of(spec, model, phases, losses, stop, optimizers, critic, ending),
+        merged=merged,
     )
+
+
+def _merged(spec: RunSpec, finetune: FinetunePlan) -> Derived[Any] | None:
+    if not isinstance(spec.finetune, Lora) or not spec.finetune.merge_rollouts:
+        return None
+    return Derived(lambda params: adapters.merge(finetune.view(params)))
 
 
 def _check_phases(spec: RunSpec, what: str, given: Mapping[str, Any]) -> None:

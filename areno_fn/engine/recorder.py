@@ -67,12 +67,15 @@ class Recorder:
         if judged is not None and (step == 1 or step % every == 0):
             self._keep(state, judged)
 
-    def evaluated(self, state: TrainState, result: EvaluationResult | None) -> None:
-        """An evaluation is done, or there is none in this run."""
+    def evaluated(
+        self, state: TrainState, result: EvaluationResult | None, average: EvaluationResult | None = None
+    ) -> None:
+        """An evaluation is done, or there is none in this run; so is that of an average, where one is kept."""
         if result is None:
             return
-        self.tracker.log(state.cursor.total, self._name(state), result.metrics)
-        self.display.evaluation(result.metrics)
+        metrics = result.metrics() | ({} if average is None else average.metrics("eval_ema"))
+        self.tracker.log(state.cursor.total, self._name(state), metrics)
+        self.display.evaluation(metrics)
         evaluation = self.plan.evaluation
         if evaluation is not None:
             self._keep(state, Judged(rows=evaluation.rows, texts=result.texts, totals=result.totals))

@@ -21,7 +21,7 @@ from areno_fn.contracts.record import donate
 from areno_fn.contracts.spec import RunSpec
 from areno_fn.contracts.state import TrainState
 from areno_fn.engine import summary
-from areno_fn.engine.export import ADAPTER, export
+from areno_fn.engine.export import ADAPTER, AVERAGED, export, exports_average
 from areno_fn.engine.finetune import LoraPlan
 from areno_fn.engine.loop import train
 from areno_fn.engine.optimizers import Mover, described
@@ -197,7 +197,8 @@ def _finish(made: Plan, outputs: Outputs, state: TrainState, display: Display) -
     for phase in found["phases"]:
         display.message(_summed_up(phase))
     adapter = {"its adapter": ADAPTER} if isinstance(made.finetune, LoraPlan) else {}
-    beside = adapter | {f"the {role}": role for role in made.spec.export.roles}
+    average = {"its average": outputs.export.name + AVERAGED} if exports_average(made) else {}
+    beside = adapter | average | {f"the {role}": role for role in made.spec.export.roles}
     others = "".join(f", {what} in {outputs.export.with_name(name)}" for what, name in beside.items())
     display.message(f"trained model in {outputs.export}{others}, curves in {outputs.curves}")
 

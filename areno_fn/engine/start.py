@@ -78,7 +78,8 @@ def resumed_state(
     state = load_state(
         checkpoint, _like(plan, at), plan.identity, plan.device, roles=plan.roles, accept=tuple(accepted)
     )
-    key = Key.of(plan.spec.seed) if "seed" in accepted else state.key
+    place, key = _phase_of(plan, at), Key.of(plan.spec.seed) if "seed" in accepted else state.key
+    state = state if place < 0 else plan.phases[place].residency.settled(state)
     return replace(state, key=key, cursor=_within(plan, _reopened(plan, at), accepted))
 
 
@@ -175,7 +176,10 @@ def _like(plan: Plan, at: Cursor) -> TrainState:
     """
     blank = _blank(plan.shapes(), Key.of(0))
     phase = _phase_of(plan, at)
-    return blank if phase < 0 else replace(plan.phases[phase].algorithm.begin(blank), cursor=at)
+    if phase < 0:
+        return blank
+    begun = plan.phases[phase].algorithm.begin(blank)
+    return replace(plan.phases[phase].residency.expected(begun), cursor=at)
 
 
 def _blank(params: dict[str, object], key: Key) -> TrainState:

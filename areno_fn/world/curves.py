@@ -143,7 +143,7 @@ def _line(axes: Axes, curve: Curve, colour: str, smooth: bool) -> None:
 
 def _points(axes: Axes, evaluations: Mapping[str, Curve], trained: bool) -> None:
     for (name, curve), colour in zip(evaluations.items(), itertools.cycle(_EVALUATIONS)):
-        label = name.replace("eval/", "held-out ")
+        label = name.replace("eval/", "held-out ").replace("eval_ema/", "held-out, average ")
         axes.plot(
             curve.steps,
             curve.values,
@@ -163,10 +163,13 @@ def _points(axes: Axes, evaluations: Mapping[str, Curve], trained: bool) -> None
 
 def _evaluations(found: Mapping[str, Curve]) -> dict[str, Curve]:
     """Evaluation curves; the total is left out beside the only reward that it is the total of."""
-    evaluations = {name: curve for name, curve in found.items() if name.startswith("eval/")}
-    if len(evaluations) == 2 and "eval/score" in evaluations:
-        del evaluations["eval/score"]
-    return evaluations
+    shown: dict[str, Curve] = {}
+    for family in ("eval/", "eval_ema/"):
+        own = {name: curve for name, curve in found.items() if name.startswith(family)}
+        if len(own) == 2:
+            own.pop(f"{family}score", None)
+        shown |= own
+    return shown
 
 
 def _dress(axes: Axes, title: str, phases: Sequence[tuple[str, int, int]]) -> None:

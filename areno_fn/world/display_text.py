@@ -27,10 +27,13 @@ def figures(metrics: Mapping[str, float]) -> dict[str, str]:
 
 def evaluation_figures(metrics: Mapping[str, float]) -> dict[str, str]:
     """Evaluation results without their prefix; the total is left out where it says nothing new."""
-    found = {name.removeprefix("eval/"): value for name, value in metrics.items() if name.startswith("eval/")}
-    if len(found) == 2 and len(set(found.values())) == 1:
-        found.pop("score", None)
-    return {name: format(value, ".4f") for name, value in found.items()}
+    shown: dict[str, str] = {}
+    for family, before in (("eval/", ""), ("eval_ema/", "ema ")):
+        found = {name.removeprefix(family): value for name, value in metrics.items() if name.startswith(family)}
+        if len(found) == 2 and len(set(found.values())) == 1:
+            found.pop("score", None)
+        shown |= {before + name: format(value, ".4f") for name, value in found.items()}
+    return shown
 
 
 def duration(seconds: float) -> str:

@@ -16,7 +16,7 @@ from areno_fn.engine.specfile import overrides as set_option
 from areno_fn.engine.specfile.formats import decode, encode, format_of, kind_of, require_plain
 from areno_fn.engine.specfile.sentences import explain, wrong_version
 from areno_fn.engine.specfile.types import Path as Place
-from areno_fn.engine.specfile.types import default, locate, plain_copy, root
+from areno_fn.engine.specfile.types import Type, child, default, locate, plain_copy, root
 from areno_fn.engine.specfile.upgrade import READABLE, rewritten, upgraded, version_of
 
 
@@ -160,7 +160,7 @@ def _builtins(spec: RunSpec) -> dict[str, Any]:
 
 def _encoded(plain: dict[str, Any], suffix: str, where: str) -> bytes:
     if suffix == ".toml":
-        _drop_absent(plain)
+        _drop_absent(plain, root())
         nowhere = _absent(plain, "")
         if nowhere:
             raise SpecError(
@@ -169,10 +169,14 @@ def _encoded(plain: dict[str, Any], suffix: str, where: str) -> bytes:
     return encode(plain, suffix)
 
 
-def _drop_absent(plain: dict[str, Any]) -> None:
+def _drop_absent(plain: Any, info: Type) -> None:
     """Leaves out the fields that are None where None is what leaving out means."""
-    for name in [name for name, value in plain.items() if value is None and default(root(), plain, name) is None]:
-        del plain[name]
+    if isinstance(plain, dict):
+        for name in [name for name, value in plain.items() if value is None and default(info, plain, name) is None]:
+            del plain[name]
+    items = plain.items() if isinstance(plain, dict) else enumerate(plain) if isinstance(plain, list) else ()
+    for key, item in items:
+        _drop_absent(item, child(info, plain, key))
 
 
 def _absent(value: Any, place: str) -> str | None:

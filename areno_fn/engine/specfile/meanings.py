@@ -32,6 +32,7 @@ _SAMPLED = {
     "kl_coef": "weight of the KL to the phase's start; 0 keeps no reference",
     "kl_in": "added to the loss of each token, or taken from the reward of a completion",
     "kl_estimator": "of that KL",
+    "reference_every": "iterations after which the reference becomes the actor; 0: never",
     "mask_truncated": "ignore completions that hit max_tokens",
     "minibatches": "optimizer steps on one rollout",
     "epochs": "passes over one rollout",
@@ -167,6 +168,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "loss": "sigmoid is DPO; ipo goes by the mean over an answer",
         "beta": "how dear a distance from the phase's start is",
         "label_smoothing": "share of pairs taken to be swapped; sigmoid only",
+        "reference_every": "steps after which the reference becomes the actor; 0: never",
     },
     "GRPO": {
         **_GROUPED,
@@ -229,6 +231,17 @@ MEANINGS: dict[str, dict[str, str]] = {
         "batch": "how much goes into a step",
         "optimizers": "one for each trained role",
         "rewards": "what samples are judged by, summed by weight",
+        "ema": "an average of the actor beside it; when absent, none",
+        "offload": "snapshots that stay in host memory between their uses; changes no result",
+    },
+    "EMA": {
+        "decay": "share of the average that stays at an update",
+        "schedule": "of the decay: constant, or rising from about 0",
+        "ramp": "updates until the decay is reached; linear only",
+        "every": "optimizer steps between updates",
+        "start": "optimizer steps up to which the average is a copy",
+        "evaluate": "evaluations are made with the average too",
+        "export": "it is written at the end, beside the trained model",
     },
     "Lora": {
         "rank": "of the change of each weight",
@@ -236,6 +249,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "targets": "linear maps that get an adapter; when empty, all of the layers",
         "rslora": "the change counts alpha / sqrt(rank) instead",
         "adapter": "PEFT folder to start from; when empty, a new adapter",
+        "merge_rollouts": "draw with merged weights: faster, equal to training up to roundings only",
     },
     "Checkpoint": {"every": "steps between checkpoints; 0 only at the end of a phase", "keep": "newest ones that stay"},
     "Export": {

@@ -12,18 +12,20 @@ from typing import Any
 import attrs
 
 from areno_fn.contracts.execution import DATASET_NONE, GENERATION_REWARD, ExecutionContract
-from areno_fn.contracts.spec import DPO, GRPO, GSPO, PPO, SFT, AlgorithmSpec
+from areno_fn.contracts.spec import DPO, GRPO, GSPO, PPO, SFT, AlgorithmSpec, Sampled
 from areno_fn.steps.joins import Stage
-from areno_fn.steps.recipes.algorithm import ACTOR, CRITIC, REFERENCE, Algorithm, Materials, actor, critic
+from areno_fn.steps.recipes.algorithm import ACTOR, CRITIC, REFERENCE, SHELVES, Algorithm, Materials, actor, critic
 from areno_fn.steps.recipes.ppo import ppo
 from areno_fn.steps.recipes.sampled import grpo, gspo
 from areno_fn.steps.recipes.supervised import dpo, sft
+from areno_fn.steps.variants import refreshed
 
 __all__ = [
     "ACTOR",
     "CRITIC",
     "RECIPES",
     "REFERENCE",
+    "SHELVES",
     "Algorithm",
     "Materials",
     "Recipe",
@@ -68,4 +70,9 @@ def build(spec: AlgorithmSpec, materials: Materials, loss: Stage | None = None) 
     Raises:
         JoinError: the loss does not take what the algorithm's score stage returns, or does not return `Sums`.
     """
-    return RECIPES[type(spec)].build(spec, materials, loss)
+    algorithm = RECIPES[type(spec)].build(spec, materials, loss)
+    every = spec.reference_every if isinstance(spec, DPO | Sampled) else 0
+    if not every:
+        return algorithm
+    put = materials.shelves[REFERENCE].put
+    return attrs.evolve(algorithm, step=refreshed(algorithm.step, every, put, role=ACTOR, name=REFERENCE))

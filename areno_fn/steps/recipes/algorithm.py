@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -13,12 +14,16 @@ from areno_fn.contracts.batch import PackedTokens, Prompts, Rollout
 from areno_fn.contracts.optim import Optimizer
 from areno_fn.contracts.policy import TokenPolicy
 from areno_fn.contracts.record import replace
+from areno_fn.contracts.spec import EMA
 from areno_fn.contracts.state import TrainState
-from areno_fn.steps.compose import View
+from areno_fn.steps.compose import Objective, View, train_step
+from areno_fn.steps.variants import AVERAGE, Shelf, averaging, followed, snapshot
 
 ACTOR = "actor"
 CRITIC = "critic"
 REFERENCE = "reference"
+SHELVES: Mapping[str, Shelf] = MappingProxyType({REFERENCE: Shelf(put=snapshot), AVERAGE: Shelf()})
+"""Snapshots that lie beside the parameters."""
 
 Update = Callable[[TrainState, Any], tuple[TrainState, Metrics]]
 """`(state, batch) -> (state, metrics)`."""
@@ -48,6 +53,9 @@ class Materials:
         view: from the parameters of all roles to what the policy takes; rollouts, training and the reference use it.
         critic_policy: the functions of the critic's trunk; those of `policy` when None.
         critic_view: from the parameters of all roles to a `Valued`.
+        drawn_with: what rollouts use instead of `view`, with the same log-probabilities up to roundings; None for `view`.
+        ema: the average that is kept of the actor; None for none.
+        shelves: where the snapshots lie, by name.
         begin_critic: from the parameters of all roles to those that the critic begins a phase with; None where it goes
             on with what it has.
     """
@@ -62,6 +70,9 @@ class Materials:
     critic_policy: TokenPolicy | None = None
     critic_view: View = critic
     begin_critic: Callable[[Mapping[str, Any]], Any] | None = None
+    drawn_with: View | None = None
+    ema: EMA | None = None
+    shelves: Mapping[str, Shelf] = SHELVES
 
 
 @attrs.frozen(kw_only=True)
@@ -83,27 +94,35 @@ class Algorithm:
 
 
 def beginning(
-    optimizers: Mapping[str, Optimizer], *, keep_reference: bool, controls: Mapping[str, int | float] | None = None
+    materials: Materials, *, keep_reference: bool, controls: Mapping[str, int | float] | None = None
 ) -> Callable[[TrainState], TrainState]:
-    """A function that readies a state for a phase.
+    """A function that readies a state for a phase: every optimizer begins afresh, and so does an average of the actor.
 
     Args:
-        optimizers: by role, what moves it; each begins afresh.
+        materials: of the phase.
         keep_reference: the actor as it is now is kept as the snapshot `reference`.
         controls: the numbers that the phase begins with.
     """
 
     def begin(state: TrainState) -> TrainState:
-        return replace(
+        state = replace(
             state,
-            optim={role: optimizer.init(state.params[role]) for role, optimizer in optimizers.items()},
-            snapshots={REFERENCE: state.params[ACTOR]} if keep_reference else {},
+            optim={role: optimizer.init(state.params[role]) for role, optimizer in materials.optimizers.items()},
+            snapshots={REFERENCE: materials.shelves[REFERENCE].put(state.params[ACTOR])} if keep_reference else {},
             controls=dict(controls or {}),
         )
+        return state if materials.ema is None else averaging(state, ACTOR, materials.shelves[AVERAGE])
 
     return begin
 
 
-def start_of(state: TrainState, view: View) -> Any:
-    """What the policy took when the phase began."""
-    return view({**state.params, ACTOR: state.snapshots[REFERENCE]})
+def moving(objective: Objective, materials: Materials) -> Update:
+    """One update of the actor, and behind it of its average."""
+    update = train_step(objective, materials.optimizers[ACTOR], role=ACTOR, view=materials.view)
+    return update if materials.ema is None else followed(update, materials.ema, ACTOR, materials.shelves[AVERAGE])
+
+
+def start_of(state: TrainState, materials: Materials) -> Any:
+    """What the policy took when the phase began, or when its reference was last renewed."""
+    reference = materials.shelves[REFERENCE].take(state.snapshots[REFERENCE])
+    return materials.view({**state.params, ACTOR: reference})

@@ -15,7 +15,7 @@ from areno_fn.steps.kl_control import adapted_kl_coef
 from areno_fn.steps.objectives.clipped import clipped
 from areno_fn.steps.objectives.kl import kl
 from areno_fn.steps.objectives.value import value_clipped
-from areno_fn.steps.recipes.algorithm import ACTOR, CRITIC, Algorithm, Materials, beginning, start_of
+from areno_fn.steps.recipes.algorithm import CRITIC, Algorithm, Materials, beginning, moving, start_of
 from areno_fn.steps.recipes.sampled import drawn_logp, iterated, kl_of_loss, sampling_of, updates_of
 from areno_fn.steps.returns import explained_variance, gae, terminal_rewards, whiten
 from areno_fn.steps.token.experience import drawn_places, experience, over_completions
@@ -53,9 +53,7 @@ def ppo(spec: PPO, materials: Materials, loss: Stage | None = None) -> Algorithm
     )
     policy, view, keep_reference = materials.policy, materials.view, spec.kl_coef > 0
     judging = materials.critic_policy or policy
-    move_actor = train_step(
-        pipeline(act(policy, spec.sampling), loss or surrogate), materials.optimizers[ACTOR], role=ACTOR, view=view
-    )
+    move_actor = moving(pipeline(act(policy, spec.sampling), loss or surrogate), materials)
     move_critic = train_step(
         pipeline(estimate(judging), value_clipped(spec.critic.clip, coef=spec.critic.coef)),
         materials.optimizers[CRITIC],
@@ -69,7 +67,7 @@ def ppo(spec: PPO, materials: Materials, loss: Stage | None = None) -> Algorithm
 
     def step(state: TrainState, batch: JudgedRollout) -> tuple[TrainState, Metrics]:
         drawn, places = batch.rollout, drawn_places(batch.rollout)
-        reference = logp(start_of(state, view), drawn) if keep_reference else None
+        reference = logp(start_of(state, materials), drawn) if keep_reference else None
         old = logp(view(state.params), drawn) if spec.importance_cap else None
         valued = materials.critic_view(state.params)
         values = over_completions(lambda packed: judge(valued, packed), drawn, materials.micro_tokens)
@@ -98,7 +96,7 @@ def ppo(spec: PPO, materials: Materials, loss: Stage | None = None) -> Algorithm
         return state, mean_metrics(reported) | describe(batch, advantages) | told
 
     ready = beginning(
-        materials.optimizers,
+        materials,
         keep_reference=keep_reference,
         controls={KL_COEF: spec.kl_coef, WARMUP: spec.critic.warmup},
     )

@@ -14,12 +14,12 @@ from areno_fn.contracts.record import replace
 from areno_fn.contracts.spec import GRPO, GSPO, Grouped, Sampled
 from areno_fn.contracts.state import TrainState
 from areno_fn.steps.advantages import group_advantages
-from areno_fn.steps.compose import pipeline, train_step
+from areno_fn.steps.compose import pipeline
 from areno_fn.steps.joins import Stage
 from areno_fn.steps.objectives.clipped import clipped
 from areno_fn.steps.objectives.kl import kl
 from areno_fn.steps.objectives.sequence import sequence_clipped
-from areno_fn.steps.recipes.algorithm import ACTOR, Algorithm, Materials, beginning, start_of
+from areno_fn.steps.recipes.algorithm import Algorithm, Materials, beginning, moving, start_of
 from areno_fn.steps.returns import gae, terminal_rewards, whiten
 from areno_fn.steps.token.experience import completion_kl, drawn_places, experience, minibatches, over_completions
 from areno_fn.steps.token.report import describe, mean_metrics
@@ -72,14 +72,12 @@ def _policy_gradient(spec: GRPO | GSPO, materials: Materials, loss: Stage) -> Al
     To correct for the rollout, log-probabilities under the parameters that drew are computed again, as training does.
     """
     view, keep_reference = materials.view, spec.kl_coef > 0
-    update = train_step(
-        pipeline(act(materials.policy, spec.sampling), loss), materials.optimizers[ACTOR], role=ACTOR, view=view
-    )
+    update = moving(pipeline(act(materials.policy, spec.sampling), loss), materials)
     logp = drawn_logp(spec, materials)
 
     def step(state: TrainState, batch: JudgedRollout) -> tuple[TrainState, Metrics]:
         drawn = batch.rollout
-        reference = logp(start_of(state, view), drawn) if keep_reference else None
+        reference = logp(start_of(state, materials), drawn) if keep_reference else None
         old = logp(view(state.params), drawn) if spec.importance_cap else None
         advantages = _advantages(spec, batch, reference)
         reported = []
@@ -97,7 +95,7 @@ def _policy_gradient(spec: GRPO | GSPO, materials: Materials, loss: Stage) -> Al
             reported.append(metrics)
         return iterated(state), mean_metrics(reported) | describe(batch, advantages)
 
-    begin = beginning(materials.optimizers, keep_reference=keep_reference)
+    begin = beginning(materials, keep_reference=keep_reference)
     return Algorithm(begin=begin, sample=sampling_of(spec, materials), step=step)
 
 
@@ -126,7 +124,7 @@ def kl_of_loss(spec: Sampled) -> float:
 
 def sampling_of(spec: Sampled, materials: Materials) -> Callable[[TrainState, Prompts], Rollout]:
     """Draws `samples` completions a prompt, keyed by the run's key and the number of rollouts made."""
-    rollout, view = sampler(materials.policy, materials.stop), materials.view
+    rollout, view = sampler(materials.policy, materials.stop), materials.drawn_with or materials.view
 
     def sample(state: TrainState, prompts: Prompts) -> Rollout:
         key = state.key.fold("rollout").fold(state.counters.rollout_iteration)

@@ -8,11 +8,11 @@ from areno_fn.contracts.actions import Metrics
 from areno_fn.contracts.batch import PackedTokens, Pairs
 from areno_fn.contracts.spec import DPO, SFT, Sampling
 from areno_fn.contracts.state import TrainState
-from areno_fn.steps.compose import pipeline, train_step
+from areno_fn.steps.compose import pipeline
 from areno_fn.steps.joins import Stage
 from areno_fn.steps.objectives.cross_entropy import cross_entropy
 from areno_fn.steps.objectives.preference import preference
-from areno_fn.steps.recipes.algorithm import ACTOR, Algorithm, Materials, beginning, start_of
+from areno_fn.steps.recipes.algorithm import Algorithm, Materials, beginning, moving, start_of
 from areno_fn.steps.token.score import compare, reference_logp, score
 
 
@@ -24,32 +24,32 @@ def sft(spec: SFT, materials: Materials, loss: Stage | None = None) -> Algorithm
     """
     loss = loss or cross_entropy(spec.aggregation, constant=float(materials.max_length))
     objective = pipeline(score(materials.policy, Sampling()), loss)
-    update = train_step(objective, materials.optimizers[ACTOR], role=ACTOR, view=materials.view)
+    update = moving(objective, materials)
 
     def step(state: TrainState, batch: tuple[PackedTokens, ...]) -> tuple[TrainState, Metrics]:
         return update(state, batch)
 
-    return Algorithm(begin=beginning(materials.optimizers, keep_reference=False), sample=None, step=step)
+    return Algorithm(begin=beginning(materials, keep_reference=False), sample=None, step=step)
 
 
 def dpo(spec: DPO, materials: Materials, loss: Stage | None = None) -> Algorithm:
     """Direct preference optimization: raise what is preferred over what is not, relative to the phase's start.
 
-    The reference is the policy that the phase starts from. What it says of a pair does not change, so it is part
-    of the batch, and `refer` says it.
+    The reference is the policy that the phase starts from, until `reference_every` renews it. What it says of a pair
+    does not change meanwhile, so it is part of the batch, and `refer` says it.
 
     Args:
         loss: a stage `Comparisons -> Sums` instead of the specification's loss.
     """
     loss = loss or preference(spec.beta, loss=spec.loss, label_smoothing=spec.label_smoothing)
     objective = pipeline(compare(materials.policy, Sampling()), loss)
-    update = train_step(objective, materials.optimizers[ACTOR], role=ACTOR, view=materials.view)
+    update = moving(objective, materials)
     refer = reference_logp(materials.policy, Sampling())
 
     def step(state: TrainState, batch: tuple[Pairs, ...]) -> tuple[TrainState, Metrics]:
         return update(state, batch)
 
     def of_start(state: TrainState, packed: PackedTokens) -> torch.Tensor:
-        return refer(start_of(state, materials.view), packed)
+        return refer(start_of(state, materials), packed)
 
-    return Algorithm(begin=beginning(materials.optimizers, keep_reference=True), sample=None, step=step, refer=of_start)
+    return Algorithm(begin=beginning(materials, keep_reference=True), sample=None, step=step, refer=of_start)
