@@ -1,0 +1,29 @@
+"""`FlowPolicy`: what a flow-matching model answers."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+
+class FlowPolicy(Protocol):
+    """A velocity field as a function of its parameters. B rows, * the shape of one latent."""
+
+    @property
+    def latent_shape(self) -> tuple[int, ...]:
+        """The shape * of one latent."""
+        ...
+
+    def velocity(self, params: Any, state: torch.Tensor, timestep: torch.Tensor, condition: Any) -> torch.Tensor:
+        """The velocity eps - x0 that points from data to noise, [B, *].
+
+        A model that is trained with another sign or parametrisation is converted here, and nowhere else.
+
+        Args:
+            params: the parameters.
+            state: [B, *].
+            timestep: float32 [B], 1000 times the noise level.
+            condition: a tree of tensors [B, ...].
+        """
+        ...

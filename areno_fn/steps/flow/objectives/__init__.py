@@ -1,0 +1,1 @@
+"""Losses of flow matching: stages that return `Sums`."""
