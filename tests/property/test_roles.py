@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from faults.role_plants import PLANTS, table
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from areno_fn.contracts.errors import RecordError
+from areno_fn.contracts.memory import overlaps, place
 from areno_fn.testing import strategies
 from areno_fn.testing.role_strategies import RoleTrees
 
@@ -22,6 +25,38 @@ def test_roles_that_are_right_pass(trees: RoleTrees) -> None:
 def test_with_copies_for_snapshots_and_frozen_roles_every_role_may_be_moved_in_place(trees: RoleTrees) -> None:
     copied = {name: {k: torch.zeros(1) for k in own} for name, own in trees.snapshots.items()}
     trees.layout.check(trees.params, optim=trees.optim, snapshots=copied, in_place=trees.layout.trainable)
+
+
+@st.composite
+def views(draw: st.DrawFn, count: int = 4) -> list[torch.Tensor]:
+    """Views of one buffer with any strides, in two dtypes, of which two may be one."""
+    buffer = torch.zeros(24, dtype=torch.uint8)
+    made = []
+    for _ in range(count):
+        memory = buffer.view(draw(st.sampled_from([torch.uint8, torch.int32])))
+        shape = draw(st.lists(st.integers(1, 3), max_size=2))
+        strides = [draw(st.integers(0, 3)) for _ in shape]
+        reach = sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+        assume(reach < memory.numel())
+        made.append(memory.as_strided(shape, strides, draw(st.integers(0, memory.numel() - 1 - reach))))
+    return made
+
+
+@settings(max_examples=150)
+@given(views())
+def test_overlaps_are_what_a_write_shows(made: list[torch.Tensor]) -> None:
+    """Against writing to every element of one and looking at the other."""
+    places = [place(str(number), ("params", "actor"), view) for number, view in enumerate(made)]
+    found = {(int(a.path), int(b.path)) for a, b in overlaps(places)}
+    shown = set()
+    for i, j in itertools.combinations(range(len(made)), 2):
+        for at in itertools.product(*map(range, made[i].shape)):
+            made[i][at] = 2**8 - 1 if made[i].dtype == torch.uint8 else -1  # every bit of every byte
+        if bool((made[j] != 0).any()):
+            shown.add((i, j))
+        for at in itertools.product(*map(range, made[i].shape)):
+            made[i][at] = 0
+    assert found == shown
 
 
 @pytest.mark.parametrize("kind", PLANTS)
