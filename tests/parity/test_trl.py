@@ -24,6 +24,7 @@ from areno_fn.contracts.batch import Prompts, Rollout
 from areno_fn.steps.advantages import group_advantages
 from areno_fn.steps.objectives.clipped import clipped
 from areno_fn.steps.objectives.cross_entropy import cross_entropy
+from areno_fn.steps.objectives.kl import kl
 from areno_fn.steps.objectives.preference import preference
 from areno_fn.steps.objectives.sequence import sequence_clipped
 from areno_fn.steps.objectives.value import value_clipped
@@ -229,8 +230,13 @@ def of_tokens(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.filterwarnings("ignore:var.*degrees of freedom:UserWarning")  # TRL's variance over one mini-batch
 @pytest.mark.parametrize("lengths", [(4, 4, 4), (6, 2, 3, 5)])
-@pytest.mark.parametrize(("gamma", "lam", "kl_coef"), [(1.0, 0.95, 0.05), (0.97, 0.9, 0.2), (1.0, 1.0, 0.0)])
-def test_ppo_from_scores_to_both_gradients(lengths: tuple[int, ...], gamma: float, lam: float, kl_coef: float) -> None:
+@pytest.mark.parametrize(
+    ("gamma", "lam", "kl_coef", "estimator"),
+    [(1.0, 0.95, 0.05, "k1"), (0.97, 0.9, 0.2, "k3"), (0.9, 1.0, 0.3, "k1"), (1.0, 1.0, 0.0, "k3")],
+)
+def test_ppo_from_scores_to_both_gradients(
+    lengths: tuple[int, ...], gamma: float, lam: float, kl_coef: float, estimator: str
+) -> None:
     """Rewards less the KL, advantages, whitening, both losses and their gradients.
 
     TRL gives a response that ended a place of its own behind its last token, with a value, where the score lands; the
@@ -238,14 +244,16 @@ def test_ppo_from_scores_to_both_gradients(lengths: tuple[int, ...], gamma: floa
     """
     case = ppo_case(lengths)
     actor = theirs.Actor(case["logits"], case["values"])
-    options = {"gamma": gamma, "lam": lam, "kl_coef": kl_coef, "cliprange": 0.2, "cliprange_value": 0.3, "vf_coef": 0.4}
+    options = {"gamma": gamma, "lam": lam, "kl_coef": kl_coef, "kl_estimator": estimator}
+    options |= {"cliprange": 0.2, "cliprange_value": 0.3, "vf_coef": 0.4}
     told = {name: case[name] for name in ("responses", "drawn", "reference", "old_values", "scores")}
     made = theirs.ppo_update(actor, **told, **options)
 
     mask, tokens = case["mask"], case["responses"]
     behind = torch.arange(mask.shape[1]) <= mask.sum(1)[:, None]
     old, reference = of_tokens(case["drawn"], tokens), of_tokens(case["reference"], tokens)
-    rewards = terminal_rewards(case["scores"], behind) - kl_coef * torch.where(mask, old - reference, 0.0)
+    divergence = torch.where(mask, kl(old, reference, estimator), 0.0)
+    rewards = terminal_rewards(case["scores"], behind) - kl_coef * divergence
     advantages, returns = gae(rewards, case["old_values"], behind, gamma=gamma, lam=lam)
     close(advantages, made["advantages"])
     white, count = whiten(advantages, mask), int(mask.sum())

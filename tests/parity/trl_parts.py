@@ -281,7 +281,7 @@ def ppo_update(
         drawn, reference: logits [B, T, V] that sampled, and those of the reference.
         old_values: [B, T].
         scores: [B], of the reward model.
-        options: fields of the arguments: gamma, lam, kl_coef, cliprange, cliprange_value, vf_coef.
+        options: fields of the arguments: gamma, lam, kl_coef, kl_estimator, cliprange, cliprange_value, vf_coef.
 
     Returns:
         What TRL computed on the way: `loss`, `advantages` before whitening, `mask`, `whitened`, and its metrics.
@@ -328,7 +328,6 @@ def ppo_update(
         "save_steps": None,
         "ds3_gather_for_generation": False,
         "missing_eos_penalty": None,
-        "kl_estimator": "k1",
         "whiten_rewards": False,
         "num_sample_generations": 0,
     }
