@@ -7,11 +7,12 @@ from faults import loss_plain as plain
 from faults.case import Case
 
 from areno_fn.steps.advantages import group_advantages
+from areno_fn.steps.kl_control import adapted_kl_coef
 from areno_fn.steps.objectives.clipped import clipped
 from areno_fn.steps.objectives.preference import preference
 from areno_fn.steps.objectives.sequence import sequence_clipped
 from areno_fn.steps.objectives.value import value_clipped
-from areno_fn.steps.returns import gae
+from areno_fn.steps.returns import explained_variance, gae, whiten
 
 CASES: dict[str, Case] = {
     "preference": (
@@ -43,6 +44,9 @@ CASES: dict[str, Case] = {
             "bounds swapped",
             "never clips",
             "maximum for minimum",
+            "importance of the sum",
+            "importance not truncated",
+            "importance carries a gradient",
         ),
     ),
     "gae": (
@@ -88,6 +92,36 @@ CASES: dict[str, Case] = {
             "clipped around the return",
             "not halved",
             "coef forgotten",
+        ),
+    ),
+    "whiten": (
+        laws.whitened_values,
+        whiten,
+        plain.whiten,
+        (
+            "every row by itself",
+            "mask ignored",
+            "divides by n - 1",
+            "epsilon for a spread of nothing",
+            "mean kept",
+        ),
+    ),
+    "adapted_kl_coef": (
+        laws.controlled_values,
+        adapted_kl_coef,
+        plain.adapted,
+        ("turned round", "error not clipped", "horizon not read"),
+    ),
+    "explained_variance": (
+        laws.explained_values,
+        explained_variance,
+        plain.explained,
+        (
+            "second moments",
+            "mask ignored",
+            "over the variance of values",
+            "nothing to explain is divided by",
+            "what is left",
         ),
     ),
 }

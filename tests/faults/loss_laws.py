@@ -64,7 +64,7 @@ def preference_values(preference: Callable[..., Any]) -> None:
 def sequence_values(sequence_clipped: Callable[..., Any]) -> None:
     """FIELDCASES L14 and L15, the packed row of the table of values, and both bounds."""
 
-    def at(stage: Any, logp: Any, advantage: Any, segments: Any) -> tuple[float, list[float]]:
+    def at(stage: Any, logp: Any, advantage: Any, segments: Any, rollout: Any = None) -> tuple[float, list[float]]:
         ones, zeros = torch.ones(len(logp), dtype=F64), torch.zeros(len(logp), dtype=F64)
 
         def actions(point: torch.Tensor) -> Actions:
@@ -75,6 +75,7 @@ def sequence_values(sequence_clipped: Callable[..., Any]) -> None:
                 entropy=ones,
                 old=zeros,
                 advantage=t(*advantage),
+                rollout=None if rollout is None else t(*rollout),
                 documents=max(segments) + 1,
             )
 
@@ -96,6 +97,12 @@ def sequence_values(sequence_clipped: Callable[..., Any]) -> None:
     ):
         loss, gradient = at(sequence_clipped(), (logp,), (advantage,), [0])
         assert loss == pytest.approx(value, abs=1e-12) and gradient == pytest.approx([slope], abs=1e-12)
+    # mean log weights of .2 over three tokens, and of 1, which is capped at 2
+    corrected = sequence_clipped(0.9, 9.0, importance_cap=2.0)
+    loss, gradient = at(corrected, (0.3, 0.0, 0.0, 0.0), (1, 1, 1, -1), [0, 0, 0, 1], (-0.4, -0.1, -0.1, -1.0))
+    right = math.exp(0.2) * math.exp(0.1)
+    assert loss == pytest.approx((2 - right) / 2, abs=1e-12)
+    assert gradient == pytest.approx([-right / 6] * 3 + [1.0], abs=1e-12)
 
 
 def gae_values(gae: Callable[..., Any]) -> None:
@@ -170,3 +177,36 @@ def baseline_values(group_advantages: Callable[..., torch.Tensor]) -> None:
     spread = math.sqrt((1 + 4 + 0 + 16 + 1) / 5)
     found = group_advantages(rewards, groups, baseline="batch", scale="batch").tolist()
     assert found == pytest.approx([-1 / spread, -2 / spread, 0.0, 4 / spread, -1 / spread], abs=1e-6)
+
+
+def whitened_values(whiten: Callable[..., torch.Tensor]) -> None:
+    """1, 2, 3 and a masked NaN give -+1.2247449 and 0; equal numbers give 0; a narrow spread is not divided by."""
+    values, mask = t(1, math.nan, 2, 3)[None], torch.tensor([[True, False, True, True]])
+    root = math.sqrt(1.5)
+    assert whiten(values, mask)[0].tolist() == pytest.approx([-root, 0.0, 0.0, root], abs=1e-12)
+    assert whiten(t(5, 5, 5)[None], torch.ones(1, 3, dtype=torch.bool)).tolist() == [[0.0] * 3]
+    narrow = whiten(t(0, 1e-6)[None], torch.ones(1, 2, dtype=torch.bool))
+    assert narrow[0].tolist() == pytest.approx([-5e-7, 5e-7], abs=1e-12)
+    two = whiten(t(1, 3, 5, 7).view(2, 2), torch.ones(2, 2, dtype=torch.bool))
+    assert two.flatten().tolist() == pytest.approx([x / math.sqrt(5) for x in (-3, -1, 1, 3)], abs=1e-12)
+
+
+def controlled_values(adapted: Callable[..., float]) -> None:
+    """coef (1 + clip(measured / target - 1, -.2, .2) count / horizon)."""
+    for measured, factor in ((6.0, 1.0), (6.6, 1.01), (600.0, 1.02), (0.0, 0.98), (5.7, 0.995)):
+        found = adapted(0.2, measured, target=6.0, count=256, horizon=2560)
+        assert found == pytest.approx(0.2 * factor, rel=1e-12)
+
+
+def explained_values(explained: Callable[..., float]) -> None:
+    """1 for a perfect critic and for one that is off by a constant, 0 for a constant one, 3/4 for half of the truth."""
+    returns, mask = t(1, 2, 3, 50), torch.tensor([True, True, True, False])
+    for values, right in (
+        (t(1, 2, 3, -7), 1.0),
+        (t(5, 6, 7, -7), 1.0),
+        (t(7, 7, 7, -7), 0.0),
+        (t(0.5, 1, 1.5, -7), 0.75),
+        (t(-1, -2, -3, -7), -3.0),
+    ):
+        assert explained(values, returns, mask) == pytest.approx(right, abs=1e-12)
+    assert explained(returns, t(2, 2, 2, 2), mask) == 0.0

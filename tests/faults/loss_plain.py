@@ -61,7 +61,7 @@ def _of_pair(x: torch.Tensor, beta: float, loss: str, smoothing: float, fault: F
 def sequence_clipped(fault: Fault) -> Callable[..., Any]:
     """The surrogate of sequences, one at a time."""
 
-    def build(low: float = 3e-4, high: float = 4e-4) -> Callable[[Actions], Sums]:
+    def build(low: float = 3e-4, high: float = 4e-4, *, importance_cap: float = 0.0) -> Callable[[Actions], Sums]:
         def stage(a: Actions) -> Sums:
             terms = []
             for document in range(a.documents):
@@ -75,6 +75,11 @@ def sequence_clipped(fault: Fault) -> Callable[..., Any]:
                 inside = ratio if fault == "never clips" else ratio.clamp(*bounds)
                 pick = torch.maximum if fault == "maximum for minimum" else torch.minimum
                 term = -pick(ratio * advantage, inside * advantage)
+                if importance_cap and a.rollout is not None:
+                    moved = a.logp[own] if fault == "importance carries a gradient" else a.old[own]
+                    change = moved - a.rollout[own]
+                    weight = torch.exp(change.sum() if fault == "importance of the sum" else change.mean())
+                    term = term * (weight if fault == "importance not truncated" else weight.clamp(max=importance_cap))
                 terms += [term] * (int(own.sum()) if fault == "a term a token" else 1)
             return _sums(terms)
 
@@ -174,5 +179,57 @@ def baselines(fault: Fault) -> Callable[..., torch.Tensor]:
             spread = (sum((x - mean) ** 2 for x in r) / (len(r) - correction)) ** 0.5
             found = [x / spread for x in found]
         return torch.tensor(found, dtype=rewards.dtype)
+
+    return run
+
+
+def whiten(fault: Fault) -> Callable[..., torch.Tensor]:
+    """Standard scores over a mask, by Python loops."""
+
+    def run(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        if fault == "every row by itself" and len(values) > 1:
+            return torch.cat([run(v[None], m[None]) for v, m in zip(values, mask, strict=True)])
+        flat, kept = values.flatten().tolist(), mask.flatten().tolist()
+        own = [v for v, here in zip(flat, kept, strict=True) if here or fault == "mask ignored"]
+        mean = sum(own) / len(own)
+        spread = (sum((v - mean) ** 2 for v in own) / (len(own) - (fault == "divides by n - 1"))) ** 0.5
+        if fault == "epsilon for a spread of nothing":
+            spread = (spread**2 + 1e-16) ** 0.5
+        elif spread <= 1e-6:
+            spread = 1.0
+        shift = mean if fault == "mean kept" else 0.0
+        found = [(v - mean) / spread + shift if here else 0.0 for v, here in zip(flat, kept, strict=True)]
+        return torch.tensor(found, dtype=values.dtype).view(values.shape)
+
+    return run
+
+
+def adapted(fault: Fault) -> Callable[..., float]:
+    """The proportional controller."""
+
+    def run(coef: float, measured: float, *, target: float, count: int, horizon: float) -> float:
+        error = (target - measured if fault == "turned round" else measured - target) / target
+        if fault != "error not clipped":
+            error = max(-0.2, min(0.2, error))
+        return coef * (1 + error * (1.0 if fault == "horizon not read" else count / horizon))
+
+    return run
+
+
+def explained(fault: Fault) -> Callable[..., float]:
+    """The share of the variance of returns that values explain."""
+
+    def variance(numbers: list[float]) -> float:
+        mean = 0.0 if fault == "second moments" else sum(numbers) / len(numbers)
+        return sum((x - mean) ** 2 for x in numbers) / len(numbers)
+
+    def run(values: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor) -> float:
+        kept = [True] * len(mask) if fault == "mask ignored" else mask.tolist()
+        v, r = ([x for x, here in zip(y.tolist(), kept, strict=True) if here] for y in (values, returns))
+        whole = variance(v if fault == "over the variance of values" else r)
+        if whole == 0 and fault != "nothing to explain is divided by":
+            return 0.0
+        share = variance([a - b for a, b in zip(r, v, strict=True)]) / whole if whole else float("nan")
+        return share if fault == "what is left" else 1 - share
 
     return run
