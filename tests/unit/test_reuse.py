@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
-from recipe_toys import POLICY, updates
+from recipe_toys import POLICY, begun, judged, updates
 
+from areno_fn.contracts.record import replace
 from areno_fn.contracts.spec import GRPO, GSPO, PPO, Sampling
 from areno_fn.steps.recipes import ACTOR
 from areno_fn.steps.recipes.sampled import updates_of
@@ -69,3 +71,20 @@ def test_old_is_computed_again_once_to_correct_for_the_rollout(algorithm: Any) -
         for name in ("importance_mean", "importance_max"):
             assert update.measured[name] == pytest.approx(1.0, abs=1e-4), "rollout and training are one arithmetic here"
     assert seen[-1].measured["ratio_std"] > 1e-3
+
+
+@pytest.mark.parametrize("algorithm", [GRPO, GSPO, PPO])
+def test_the_cap_of_a_specification_reaches_the_loss(algorithm: Any) -> None:
+    """Recorded log-probabilities that are .5 too low weigh every term by e^.5, or by the cap, and so its gradient."""
+    norms = {}
+    for cap in (1.2, 100.0):
+        spec = algorithm(importance_cap=cap, samples=4, sampling=SAMPLING)
+        built, state = begun(spec)
+        batch = judged(built, state)
+        low = replace(batch, rollout=replace(batch.rollout, logp=batch.rollout.logp - 0.5))
+        _, metrics = built.step(state, low)
+        norms[cap] = metrics["train/grad_norm"]
+        for name in ("train/importance_mean", "train/importance_max"):
+            assert metrics[name] == pytest.approx(math.exp(0.5), rel=1e-3), "whatever the cap"
+        assert metrics["train/ratio_mean"] == pytest.approx(1.0, abs=1e-4)
+    assert norms[1.2] / norms[100.0] == pytest.approx(1.2 / math.exp(0.5), rel=1e-3)
