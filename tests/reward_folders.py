@@ -11,6 +11,8 @@ import transformers
 
 from areno_fn.world import tokenizer_export
 
+transformers.utils.logging.disable_progress_bar()
+
 PEERS = {
     "llama": transformers.LlamaForSequenceClassification,
     "qwen2": transformers.Qwen2ForSequenceClassification,

@@ -218,7 +218,8 @@ def plan_critic(spec: RunSpec, model: ModelPlan, finetune: FinetunePlan) -> Crit
 def _from_folder(path: str, spec: RunSpec, model: ModelPlan) -> FullCritic:
     dtype = spec.model.dtype if isinstance(spec.model, HFModel) else "source"
     folder = hf.open_folder(path)
-    family, config = valued.config_from_hf(folder.config)
+    with at(str(folder.path)):
+        family, config = valued.config_from_hf(folder.config)
     plan = FullCritic(family=family, config=config, hf_config=folder.config, folder=folder, dtype=dtype, model=model)
     hf.require_fit(folder, plan.layout, dtype)
     require_computable(folder, dtype)

@@ -18,6 +18,7 @@ from areno_fn.contracts.policy import TokenPolicy
 from areno_fn.contracts.spec import HFTokenizer, ModelReward
 from areno_fn.contracts.valued import Valued
 from areno_fn.engine.model import require_computable
+from areno_fn.engine.place import at
 from areno_fn.models import Family, valued
 from areno_fn.steps.token.judge import judge
 from areno_fn.world import tokenizer as tokenizers
@@ -176,10 +177,8 @@ def plan_reward_model(spec: ModelReward, tokenizer: Tokenizer, vocab_size: int, 
     from areno_fn.world.tokenizer_same import same_tokens
 
     folder = hf.open_folder(spec.path)
-    try:
+    with at(str(folder.path)):
         family, config = valued.config_from_hf(folder.config)
-    except ModelError as error:
-        raise ModelError(f"{folder.path}: {error}") from error
     hf.require_fit(folder, valued.layout(family, config), spec.dtype)
     require_computable(folder, spec.dtype)
     own = tokenizers.load(HFTokenizer(path=spec.path), extra_eos=tokenizers.declared_eos(spec.path))

@@ -43,7 +43,10 @@ def _judged(data: Sequence[DataSpec], rewards: Sequence[RewardSpec], where: str)
     for place, reward in enumerate(rewards):
         for name in reward.data:
             if name not in names:
-                yield f"{where}.rewards.{place}.data: there is no data set {name!r} in {where}.data; it has {', '.join(names)}"
+                yield (
+                    f"{where}.rewards.{place}.data: there is no data set {name!r} in {where}.data; "
+                    f"those there are called {', '.join(names)}"
+                )
     known = {name for reward in rewards for name in reward.data}
     if rewards and all(reward.data for reward in rewards) and known <= set(names):
         for name in names:

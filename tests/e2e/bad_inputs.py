@@ -2,7 +2,8 @@
 
     python tests/e2e/bad_inputs.py [--all]
 
-prints a sentence for each mistake, as the command line does. Every one is found before a weight is read.
+prints a sentence for each mistake, as the command line does. Every one is found before a weight is read. Those over roles,
+optimizers, rewards and data are in bad_roles.py.
 """
 
 from __future__ import annotations

@@ -11,12 +11,13 @@ import pytest
 import torch
 from e2e import bad_inputs, tiny
 from e2e.bad_inputs import MORE, NO_CUDA, TWELVE, Case
+from e2e.bad_roles import ALL
 
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.execution import Acquisition, ExecutionContract, Feedback
 from areno_fn.run import command
 
-CASES = [*TWELVE, *MORE]
+CASES = [*TWELVE, *MORE, *ALL]
 
 
 def never_load(monkeypatch: pytest.MonkeyPatch) -> None:

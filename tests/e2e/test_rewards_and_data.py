@@ -14,6 +14,7 @@ from e2e import tiny
 
 import areno_fn as af
 from areno_fn.engine.evaluate import pad_prompts
+from areno_fn.world import rewards as rewards_module
 
 ROWS = [{"ask": f"{i}+1=", "answer": str(i + 1)} for i in range(6)]
 SOURCES = [
@@ -154,6 +155,27 @@ def test_a_class_of_training_and_evaluation_is_made_once(home: Path) -> None:
     assert plan.evaluation.rewards[0].function is plan.phases[1].rewards[0].function
 
 
+def test_without_feedback_there_is_no_stage_that_judges(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing stands in for the rewards of a supervised phase: nothing is asked, and no zeros are recorded."""
+    asked: list[int] = []
+
+    def score(rewards: Any, rows: Any, *rest: Any) -> Any:
+        asked.append(len(rows))
+        return rewards_module.score(rewards, rows, *rest)
+
+    monkeypatch.setattr("areno_fn.engine.loop.score", score)
+    done = start(
+        home, rewards=[{"function": "areno_fn.world.rewards:exact_match"}], phases__sft__steps=3, evaluation=None
+    )
+    assert (done.code, done.err) == (0, "")
+    assert asked == [16] * 4, "four iterations of the phase that generates"
+    for line in tiny.lines(home / "out/metrics.jsonl"):
+        judged = {name for name in line if "reward" in name or name.startswith("rollout/")}
+        assert bool(judged) == (line["phase"] == "grpo"), judged
+    plan = af.plan(af.read_spec(str(tiny.write_spec(home)), ["phases.sft.steps=1"]))
+    assert plan.phases[0].rewards == () and plan.phases[0].algorithm.sample is None
+
+
 def test_a_dry_run_asks_every_reward_once(home: Path) -> None:
     (home / "asked_rewards.py").write_text(JUDGES + "def broken(row, completion):\n    return row['answers']\n")
     rewards = [{"function": "asked_rewards:group"}, {"function": "asked_rewards:right", "data": ["hard"]}]
@@ -180,7 +202,10 @@ def read(easy: dict[str, Any], hard: dict[str, Any] | None = None) -> dict[str, 
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        (judged(data=["esy"]), "rewards.0.data: there is no data set 'esy' in phases.grpo.data; it has easy, hard"),
+        (
+            judged(data=["esy"]),
+            "rewards.0.data: there is no data set 'esy' in phases.grpo.data; those there are called easy, hard",
+        ),
         (judged(data=["easy"]), "none of them judges the data set 'hard', so all its completions would be worth 0"),
         (judged(concurrency=4), "is called one time after the other, so `concurrency` says nothing"),
         (read({}, {"weight": 0.0}), "phases.grpo.data.1.weight: the other data sets have weights"),
