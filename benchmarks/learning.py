@@ -50,10 +50,10 @@ ALGORITHMS: dict[str, AlgorithmSpec] = {
     "grpo": GRPO(**DRAWN),
     "gspo": GSPO(**DRAWN, clip_low=3e-3, clip_high=4e-3),
     "rloo": GRPO(**DRAWN, baseline="leave_one_out", scale="none"),
-    "reinforce++": GRPO(**DRAWN, baseline="batch", scale="batch"),
+    "reinforce_pp": GRPO(**DRAWN, baseline="batch", scale="batch"),
     "ppo": PPO(**DRAWN),
 }
-COLORS = {"grpo": "#2563eb", "gspo": "#16a34a", "rloo": "#ea580c", "reinforce++": "#9333ea", "ppo": "#dc2626"}
+COLORS = {"grpo": "#2563eb", "gspo": "#16a34a", "rloo": "#ea580c", "reinforce_pp": "#9333ea", "ppo": "#dc2626"}
 MARGIN, ACCURACY = "dpo/margin", "dpo/accuracy"
 
 
