@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from areno_fn.engine.hf import save_hf as save_hf
     from areno_fn.engine.plan import Plan as Plan
     from areno_fn.engine.plan import plan as plan
+    from areno_fn.engine.residency import offload as offload
+    from areno_fn.engine.residency import onload as onload
     from areno_fn.engine.session import run as train  # noqa: F401
     from areno_fn.engine.specfile import read as read_spec  # noqa: F401
     from areno_fn.models import FAMILIES as FAMILIES
@@ -76,6 +78,9 @@ if TYPE_CHECKING:
     from areno_fn.steps.token.score import act as act
     from areno_fn.steps.token.score import compare as compare
     from areno_fn.steps.token.score import score as score
+    from areno_fn.steps.variants import ema_begin as ema_begin
+    from areno_fn.steps.variants import ema_update as ema_update
+    from areno_fn.steps.variants import snapshot as snapshot
 
 _HOMES = {
     "random": "random",
@@ -113,6 +118,8 @@ _HOMES = {
     "save_hf": "engine.hf:save_hf",
     "Plan": "engine.plan:Plan",
     "plan": "engine.plan:plan",
+    "offload": "engine.residency:offload",
+    "onload": "engine.residency:onload",
     "train": "engine.session:run",
     "read_spec": "engine.specfile:read",
     "FAMILIES": "models:FAMILIES",
@@ -144,6 +151,9 @@ _HOMES = {
     "act": "steps.token.score:act",
     "compare": "steps.token.score:compare",
     "score": "steps.token.score:score",
+    "ema_begin": "steps.variants:ema_begin",
+    "ema_update": "steps.variants:ema_update",
+    "snapshot": "steps.variants:snapshot",
 }
 """Public name -> module, or module:name in it."""
 

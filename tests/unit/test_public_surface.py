@@ -14,9 +14,10 @@ import areno_fn
 NAMES = """
 Actions Comparisons Counters Cursor Estimates Example Experience FAMILIES JudgedRollout Key Optimizer PackedTokens
 Pair Pairs Plan Prompts Rollout RunSpec Sampling Scores Sums TokenPolicy TrainState Transform accumulate act adamw
-adamw8bit aggregate chain clipped compare cross_entropy custom_vjp donate experience gae group_advantages load_hf
-merge muon pack pair_batches partition pipeline plan preference random read_spec record remat replace sampler save_hf
-score sequence_clipped sgd static terminal_rewards train train_step tree unmerge value_and_grad value_clipped whiten
+adamw8bit aggregate chain clipped compare cross_entropy custom_vjp donate ema_begin ema_update experience gae
+group_advantages load_hf merge muon offload onload pack pair_batches partition pipeline plan preference random
+read_spec record remat replace sampler save_hf score sequence_clipped sgd snapshot static terminal_rewards train
+train_step tree unmerge value_and_grad value_clipped whiten
 """.split()
 TESTING = {
     "laws": "accumulation_invariant exact_under_split gradient mask_blind no_alias optimizer_matches permutation_invariant "
