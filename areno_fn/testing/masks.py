@@ -10,6 +10,7 @@ import torch
 from areno_fn import tree
 from areno_fn.autodiff import value_and_grad
 from areno_fn.contracts.actions import Sums
+from areno_fn.contracts.batch import Experience, Pairs
 from areno_fn.contracts.record import replace
 from areno_fn.testing.rows import packed_of
 
@@ -25,27 +26,32 @@ def mask_blind(loss: Callable[..., Sums], *args: Any, junk: Sequence[float] = JU
         laws.mask_blind(my_loss, actions)
         laws.mask_blind(pipeline(act(policy, sampling), my_loss), params, experience)
 
-    In the first form every floating field is overwritten where the weight is 0, log-probabilities included, and the
-    gradient is that of the log-probabilities (or of the values); it must be 0 under the mask. In the second the numbers
-    of the batch and its masked targets are overwritten, and the gradient is that of the parameters.
+    Every third decision is given weight 0, beside those that have it. In the first form every floating field is
+    overwritten there, log-probabilities included, and the gradient is that of the log-probabilities (or of the values);
+    it must be 0 under the mask. In the second the numbers of the batch and its masked targets are overwritten, and the
+    gradient is that of the parameters.
 
     Args:
         loss: `(decisions) -> Sums` or `(params, batch) -> Sums`.
         args: a record such as `Scores`, `Actions`, `Comparisons` or `Estimates`; or parameters and a batch. The last
-            has a field `weight` (a batch of the library: in its packed documents), with zeros among others.
+            has a vector `weight` (a batch of the library: in its packed documents).
         junk: what is put under the mask.
 
     Raises:
         AssertionError: names what changed, and what had been put under the mask.
-        ValueError: nothing is masked, or everything.
+        ValueError: there is no decision, or no weight.
     """
-    *before, batch = args
-    weight = _weight(batch)
-    dead = weight == 0
-    if not 0 < int(dead.sum()) < dead.numel():
-        raise ValueError(f"{int(dead.sum())} of {dead.numel()} decisions have weight 0; give some, and not all")
-    measure = _of_params(loss, before[0]) if before else _of_decisions(loss, dead)
+    *before, given = args
+    path = "packed.weight" if isinstance(given, Experience | Pairs) else "weight"
+    weight = dict(tree.leaves_with_path(given)).get(path)
+    if weight is None or not weight.numel():
+        raise ValueError(f"{type(given).__name__} has no decisions with a weight at {path!r}; there is nothing to mask")
+    dead = (weight == 0) | (torch.arange(weight.shape[0], device=weight.device) % 3 == 0)
+    batch = tree.map_with_path(lambda at, leaf: leaf.masked_fill(dead, 0) if at == path else leaf, given)
+    measure = _of_params(loss, before[0]) if before else _of_decisions(loss)
     expected = measure(batch)
+    if not before:
+        _require_none(expected["gradient"], dead)
     for value in junk:
         received = measure(_overwritten(batch, dead, value))
         difference = tree.first_difference(expected, received)
@@ -63,18 +69,19 @@ def _of_params(loss: Callable[..., Sums], params: Any) -> Callable[[Any], dict[s
     return measure
 
 
-def _of_decisions(loss: Callable[..., Sums], dead: torch.Tensor) -> Callable[[Any], dict[str, Any]]:
+def _of_decisions(loss: Callable[..., Sums]) -> Callable[[Any], dict[str, Any]]:
     def measure(decisions: Any) -> dict[str, Any]:
         name = "value" if hasattr(decisions, "value") else "logp"
-        found = _measured(lambda moved: loss(replace(decisions, **{name: moved})), getattr(decisions, name))
-        under = found["gradient"][dead]
-        if bool((under != 0).any()):
-            raise AssertionError(
-                f"the gradient of {name} is {float(under[under != 0][0])} at a decision of weight 0; it must be 0 there"
-            )
-        return found
+        return _measured(lambda moved: loss(replace(decisions, **{name: moved})), getattr(decisions, name))
 
     return measure
+
+
+def _require_none(gradient: torch.Tensor, dead: torch.Tensor) -> None:
+    for place in (dead & (gradient != 0)).nonzero().flatten().tolist():
+        raise AssertionError(
+            f"decision {place} has weight 0, but its gradient is {float(gradient[place])}; leave it out of every term"
+        )
 
 
 def _measured(function: Callable[[Any], Sums], at: Any) -> dict[str, Any]:
@@ -86,24 +93,17 @@ def _measured(function: Callable[[Any], Sums], at: Any) -> dict[str, Any]:
     return {"loss": sums.total, "weight": sums.weight, "gradient": slope, "stats": sums.stats, "peaks": sums.peaks}
 
 
-def _weight(batch: Any) -> torch.Tensor:
-    packed = packed_of(batch)
-    weight: torch.Tensor = (batch if packed is None else packed).weight
-    return weight
-
-
 def _overwritten(batch: Any, dead: torch.Tensor, value: float) -> Any:
     """The batch with other numbers under weight 0."""
     packed = packed_of(batch)
     # a truncated distribution has no probability for a token that it does not keep
-    targets = "packed.targets" if packed is not batch else "targets"
-    exchange = packed is not None and packed.kept is None
+    targets = {"targets", "packed.targets"} if packed is not None and packed.kept is None else set()
 
     def under(path: str, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or leaf.shape != dead.shape or path.split(".")[-1] == "weight":
             return leaf
         if leaf.is_floating_point():
             return torch.where(dead, value, leaf).to(leaf.dtype)
-        return torch.where(dead, 0, leaf) if exchange and path == targets else leaf
+        return torch.where(dead, 0, leaf) if path in targets else leaf
 
     return tree.map_with_path(under, batch)

@@ -15,6 +15,7 @@ import torch
 
 import areno_fn as af
 from areno_fn.contracts.spec import FunctionReward, ModelReward
+from areno_fn.testing import laws
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
@@ -81,6 +82,33 @@ def test_the_guide_to_losses_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert state.counters.optimizer_step == 1
     found = run_block(of_tokens, tmp_path, monkeypatch)["advantages"]
     assert isinstance(found, torch.Tensor) and found.mean().abs() < 1e-6 and found[0, 1] == 0
+
+
+def test_the_guide_to_laws_is_a_test_file_that_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scope = run_block("\n\n".join(blocks("docs/laws.md", "python")), tmp_path, monkeypatch)
+    tests = [value for name, value in scope.items() if name.startswith("test_")]
+    assert len(tests) == 7
+    for test in tests:
+        test()  # type: ignore[operator]
+    actions = af.Actions(
+        **dict.fromkeys(("logp", "old", "advantage", "entropy"), torch.arange(7.0)),
+        weight=torch.ones(7),
+        segments=torch.zeros(7, dtype=torch.int64),
+        documents=1,
+    )
+    calls = [
+        lambda: laws.mask_blind(scope["careless"], actions),
+        lambda: laws.no_alias(scope["roles"], scope["state"], in_place=("actor",)),
+    ]
+    for call, said in zip(calls, blocks("docs/laws.md", "text"), strict=True):
+        with pytest.raises(AssertionError, match=f"^{re.escape(said.strip())}$"):
+            call()
+
+
+def test_every_law_is_in_the_guide() -> None:
+    rows = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/laws.md").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    of_layouts = {"Run", "checkpoint_roundtrip", "iso_roundtrip", "layout_agrees", "placements_agree", "shards_agree"}
+    assert rows == set(laws.__all__) - of_layouts
 
 
 def test_the_guide_to_rewards_runs_and_its_settings_are_those_of_a_specification(

@@ -32,17 +32,17 @@ PARAMS = POLICY.init()
 _SIZES = (5, 2, 7, 3, 4, 6, 2, 5)
 
 
-def packed(weight: float = 1.0) -> Any:
-    """Eight documents; every third decision has the weight that is given."""
+def packed() -> Any:
+    """Eight documents, all of whose decisions count."""
     rows = []
     for number, size in enumerate(_SIZES):
         tokens = tuple((3 * number + 5 * place) % 17 for place in range(size))
-        rows.append((tokens, tuple(weight if place % 3 == 1 else 1.0 for place in range(size - 1))))
+        rows.append((tokens, (1.0,) * (size - 1)))
     return strategies.packed(rows)
 
 
-def experience(weight: float = 1.0) -> Experience:
-    made = packed(weight)
+def experience() -> Experience:
+    made = packed()
     lanes = torch.arange(made.targets.shape[0])
     return Experience(packed=made, old=-1 - (0.3 * lanes).sin(), advantage=(1.7 * lanes).cos())
 
@@ -107,7 +107,7 @@ def order_stage(fault: str | None) -> Callable[[Actions], Sums]:
 def is_blind(stage: Callable[[Actions], Sums]) -> None:
     """As a stage, and in an objective."""
     objective = pipeline(act(POLICY, Sampling()), stage)
-    batch = experience(0.0)
+    batch = experience()
     laws.mask_blind(stage, act(POLICY, Sampling())(PARAMS, batch))
     laws.mask_blind(objective, PARAMS, batch)
 

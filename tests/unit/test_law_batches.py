@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from faults.law_cases import PARAMS, POLICY, experience, packed, planted_step, state
+from faults.law_cases import PARAMS, POLICY, packed, planted_step, state
 from hypothesis import given
 from hypothesis import strategies as st
 
 from areno_fn import tree
-from areno_fn.contracts.actions import Sums
+from areno_fn.contracts.actions import Scores, Sums
 from areno_fn.contracts.batch import Experience, PackedTokens, Pairs
 from areno_fn.contracts.record import replace
 from areno_fn.contracts.spec import Sampling
@@ -76,11 +76,36 @@ def test_a_law_that_would_compare_nothing_is_refused() -> None:
         laws.accumulation_invariant(OBJECTIVE, PARAMS, few)
     with pytest.raises(ValueError, match="a batch of 1 rows has no other order; give it at least 2"):
         laws.permutation_invariant(OBJECTIVE, PARAMS, take(packed(), [0]))
-    batch = experience()
-    nothing_counts = replace(batch, packed=replace(batch.packed, weight=torch.zeros(26)))
-    for given_batch, masked in ((batch, "0 of 26"), (nothing_counts, "26 of 26")):
-        with pytest.raises(ValueError, match=f"{masked} decisions have weight 0; give some, and not all"):
-            laws.mask_blind(OBJECTIVE, PARAMS, given_batch)
+    nothing = strategies.packed([((1, 2), (1.0,))])
+    empty = replace(nothing, index=nothing.index[:0], targets=nothing.targets[:0], weight=nothing.weight[:0])
+    for batch in (empty, {"x": torch.ones(3)}):
+        with pytest.raises(ValueError, match="has no decisions with a weight at 'weight'; there is nothing to mask"):
+            laws.mask_blind(OBJECTIVE, PARAMS, batch)
+
+
+def test_a_gradient_under_a_mask_is_named() -> None:
+    def leaking(scores: Scores) -> Sums:
+        return Sums(total=scores.logp.sum(), weight=scores.weight.sum(), stats={}, peaks={})
+
+    scores = score(POLICY, Sampling())(PARAMS, packed())
+    with pytest.raises(AssertionError, match=r"decision 0 has weight 0, but its gradient is 1\.0; leave it out"):
+        laws.mask_blind(leaking, scores)
+
+
+def test_the_law_of_masks_takes_a_batch_of_another_type() -> None:
+    def objective(params: torch.Tensor, batch: dict[str, torch.Tensor]) -> Sums:
+        values = torch.where(batch["weight"] != 0, batch["x"], 0.0) * params
+        return Sums(total=(values * batch["weight"]).sum(), weight=batch["weight"].sum(), stats={}, peaks={})
+
+    def careless(params: torch.Tensor, batch: dict[str, torch.Tensor]) -> Sums:
+        return objective(params, {**batch, "weight": batch["weight"] + 1e-3})
+
+    batch = {"x": torch.ones(5), "weight": torch.ones(5)}
+    laws.mask_blind(objective, torch.tensor(2.0), batch)
+    with pytest.raises(
+        AssertionError, match=r"nan under weight 0 changes loss: 1 of 1 elements differ; select what counts"
+    ):
+        laws.mask_blind(careless, torch.tensor(2.0), batch)
 
 
 def test_sentences_name_what_changed_and_where() -> None:
