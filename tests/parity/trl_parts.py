@@ -152,6 +152,17 @@ def surrogate_loss(
     return GRPOTrainer._compute_loss(trainer, None, inputs), _reported(trainer)
 
 
+def drawn_logp(
+    model: Any, tokens: torch.Tensor, seen: torch.Tensor, *, length: int, temperature: float
+) -> torch.Tensor:
+    """`GRPOTrainer._get_per_token_logps_and_entropies` of a transformers model: of the last `length` tokens, [B, length]."""
+    from trl import GRPOTrainer
+
+    trainer = _stand_in(temperature=temperature, model_kwarg_keys={"logits_to_keep"}, _entropy_bonus_enabled=False)
+    logp, _, _ = GRPOTrainer._get_per_token_logps_and_entropies.__wrapped__(trainer, model, tokens, seen, length)
+    return logp
+
+
 def leave_one_out_loss(
     logp: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
