@@ -212,12 +212,26 @@ class JudgedRollout:
     Attributes:
         rollout: B sequences.
         rewards: float32 [B], the weighted sum of the phase's rewards.
+        reference: float32 [B, T], log-probabilities of the drawn tokens under a frozen reference; None where there is
+            none, or where they have not been computed yet.
+        old: float32 [B, T], the same under the parameters that drew them, computed again.
+        values: float32 [B, T], what a critic said before each of them was drawn.
     """
 
     rollout: Rollout
     rewards: torch.Tensor
+    reference: torch.Tensor | None = None
+    old: torch.Tensor | None = None
+    values: torch.Tensor | None = None
 
     def __check__(self) -> None:
+        for name in ("reference", "old", "values"):
+            matrix = getattr(self, name)
+            if matrix is not None and matrix.shape != self.rollout.tokens.shape:
+                raise RecordError(
+                    f"JudgedRollout.{name} has shape {tuple(matrix.shape)}, but the rollout's tokens "
+                    f"{tuple(self.rollout.tokens.shape)}"
+                )
         if self.rewards.shape != self.rollout.lengths.shape:
             raise RecordError(
                 f"JudgedRollout.rewards has shape {tuple(self.rewards.shape)}, but there are "

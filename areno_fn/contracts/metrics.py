@@ -52,7 +52,7 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "critic/explained_variance": "1 - variance of (return - value) / variance of the return, over a rollout",
         "time/rollout": "seconds spent drawing completions",
         "time/reward": "seconds spent judging them",
-        "time/score": "seconds spent on what a frozen reference says of pairs",
+        "time/score": "seconds spent on log-probabilities and values of what frozen and current parameters say, before the updates",
         "time/train": "seconds spent on updates",
         "time/checkpoint": "seconds that saving held up the training between the step before and this one",
         "time/step": "seconds of the whole step",

@@ -180,6 +180,9 @@ def _generation_step(plan: Plan, phase: PhasePlan, state: TrainState) -> tuple[T
     totals, parts = score(phase.rewards, owners, texts, samples, drawn(rollout))
     seconds["time/reward"] = watch.lap()
     batch = JudgedRollout(rollout=rollout, rewards=torch.tensor(totals, dtype=torch.float32, device=plan.device))
+    if phase.algorithm.recall is not None:
+        batch = phase.algorithm.recall(state, batch)
+        seconds["time/score"] = watch.lap()
     state, metrics = phase.algorithm.step(donate(state), batch)
     seconds["time/train"] = watch.lap()
     rates = {"rollout/tokens_per_s": float(rollout.lengths.sum()) / max(seconds["time/rollout"], 1e-9)}

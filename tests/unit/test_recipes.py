@@ -116,3 +116,17 @@ def test_dual_clip_and_its_absence_are_what_the_specification_says() -> None:
         _, metrics = algorithm.step(state, replace(batch, rollout=low))
         found.append(metrics["train/loss"])
     assert found[0] > 2 * found[1] > 0
+
+
+@pytest.mark.parametrize("spec", [GRPO(**COMMON, kl_coef=0.1, importance_cap=2.0), GSPO(**COMMON, kl_coef=0.1)])
+def test_what_has_been_recalled_is_not_computed_again(spec: Sampled) -> None:
+    algorithm, state = begun(spec)
+    batch = judged(algorithm, state)
+    assert algorithm.recall is not None
+    recalled = algorithm.recall(state, batch)
+    assert recalled.reference is not None and (recalled.old is not None) == (spec.importance_cap > 0)
+    assert tree.equal(algorithm.recall(state, recalled), recalled)
+    whole, stepwise = algorithm.step(state, batch), algorithm.step(state, recalled)
+    assert tree.equal(whole[0], stepwise[0]) and whole[1] == stepwise[1]
+    other = replace(recalled, reference=recalled.reference * 2)
+    assert algorithm.step(state, other)[1]["train/kl"] != stepwise[1]["train/kl"], "what is given is used"

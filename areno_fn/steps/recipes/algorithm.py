@@ -10,7 +10,7 @@ import attrs
 import torch
 
 from areno_fn.contracts.actions import Metrics
-from areno_fn.contracts.batch import PackedTokens, Prompts, Rollout
+from areno_fn.contracts.batch import JudgedRollout, PackedTokens, Prompts, Rollout
 from areno_fn.contracts.optim import Optimizer
 from areno_fn.contracts.policy import TokenPolicy
 from areno_fn.contracts.record import replace
@@ -84,12 +84,15 @@ class Algorithm:
         sample: draws completions for a batch of prompts; None for algorithms that read a data set.
         step: `(state, batch) -> (state, metrics)`; the batch is a tuple of `PackedTokens` micro-batches
             or `Pairs` micro-batches for data-set algorithms and a `JudgedRollout` for generating ones.
+        recall: for generating algorithms, `(state, judged) -> judged` with what frozen and current parameters say of the
+            drawn tokens. `step` calls it where that has not been done.
         refer: log-probabilities [M] that the frozen reference gives packed pairs; None for algorithms without pairs.
     """
 
     begin: Callable[[TrainState], TrainState]
     sample: Callable[[TrainState, Prompts], Rollout] | None
     step: Update
+    recall: Callable[[TrainState, JudgedRollout], JudgedRollout] | None = None
     refer: Callable[[TrainState, PackedTokens], torch.Tensor] | None = None
 
 

@@ -15,8 +15,8 @@ from areno_fn.steps.kl_control import adapted_kl_coef
 from areno_fn.steps.objectives.clipped import clipped
 from areno_fn.steps.objectives.kl import kl
 from areno_fn.steps.objectives.value import value_clipped
-from areno_fn.steps.recipes.algorithm import CRITIC, Algorithm, Materials, beginning, moving, start_of
-from areno_fn.steps.recipes.sampled import drawn_logp, iterated, kl_of_loss, sampling_of, updates_of
+from areno_fn.steps.recipes.algorithm import CRITIC, Algorithm, Materials, beginning, moving
+from areno_fn.steps.recipes.sampled import counted_places, iterated, kl_of_loss, recalling, sampling_of, updates_of
 from areno_fn.steps.returns import explained_variance, gae, terminal_rewards, whiten
 from areno_fn.steps.token.experience import drawn_places, experience, over_completions
 from areno_fn.steps.token.report import describe, mean_metrics
@@ -51,7 +51,7 @@ def ppo(spec: PPO, materials: Materials, loss: Stage | None = None) -> Algorithm
         kl_estimator=spec.kl_estimator,
         importance_cap=spec.importance_cap,
     )
-    policy, view, keep_reference = materials.policy, materials.view, spec.kl_coef > 0
+    policy = materials.policy
     judging = materials.critic_policy or policy
     move_actor = moving(pipeline(act(policy, spec.sampling), loss or surrogate), materials)
     move_critic = train_step(
@@ -63,18 +63,23 @@ def ppo(spec: PPO, materials: Materials, loss: Stage | None = None) -> Algorithm
     )
     critic_alone = in_turns(Turn(move_critic, spec.critic.updates))
     both = in_turns(Turn(move_critic, spec.critic.updates), Turn(move_actor))
-    logp, judge = drawn_logp(spec, materials), values_of(judging)
+    recall_logp, judge = recalling(spec, materials), values_of(judging)
+
+    def recall(state: TrainState, batch: JudgedRollout) -> JudgedRollout:
+        batch = recall_logp(state, batch)
+        if batch.values is not None:
+            return batch
+        critic = materials.critic_view(state.params)
+        values = over_completions(lambda packed: judge(critic, packed), batch.rollout, materials.micro_tokens)
+        return replace(batch, values=values)
 
     def step(state: TrainState, batch: JudgedRollout) -> tuple[TrainState, Metrics]:
-        drawn, places = batch.rollout, drawn_places(batch.rollout)
-        reference = logp(start_of(state, materials), drawn) if keep_reference else None
-        old = logp(view(state.params), drawn) if spec.importance_cap else None
-        valued = materials.critic_view(state.params)
-        values = over_completions(lambda packed: judge(valued, packed), drawn, materials.micro_tokens)
-        rewards, told = _token_rewards(spec, state, batch, reference)
-        advantages, returns = gae(rewards, values, places, gamma=spec.gamma, lam=spec.lam)
-        counted = places & drawn.finished[:, None] if spec.mask_truncated else places
-        told["critic/explained_variance"] = explained_variance(values, returns, counted)
+        batch = recall(state, batch)
+        assert batch.values is not None
+        drawn, counted = batch.rollout, counted_places(spec, batch.rollout)
+        rewards, told = _token_rewards(spec, state, batch)
+        advantages, returns = gae(rewards, batch.values, drawn_places(drawn), gamma=spec.gamma, lam=spec.lam)
+        told["critic/explained_variance"] = explained_variance(batch.values, returns, counted)
         advantages = whiten(advantages, counted) if spec.whiten else advantages
         update = critic_alone if state.controls[WARMUP] else both
         reported = []
@@ -85,9 +90,9 @@ def ppo(spec: PPO, materials: Materials, loss: Stage | None = None) -> Algorithm
                 rows=rows,
                 micro_tokens=materials.micro_tokens,
                 mask_truncated=spec.mask_truncated,
-                reference=reference,
-                old=old,
-                values=values,
+                reference=batch.reference,
+                old=batch.old,
+                values=batch.values,
                 returns=returns,
             )
             state, metrics = update(state, micro)
@@ -97,7 +102,7 @@ def ppo(spec: PPO, materials: Materials, loss: Stage | None = None) -> Algorithm
 
     ready = beginning(
         materials,
-        keep_reference=keep_reference,
+        keep_reference=spec.kl_coef > 0,
         controls={KL_COEF: spec.kl_coef, WARMUP: spec.critic.warmup},
     )
 
@@ -106,18 +111,16 @@ def ppo(spec: PPO, materials: Materials, loss: Stage | None = None) -> Algorithm
             state = replace(state, params={**state.params, CRITIC: materials.begin_critic(state.params)})
         return ready(state)
 
-    return Algorithm(begin=begin, sample=sampling_of(spec, materials), step=step)
+    return Algorithm(begin=begin, sample=sampling_of(spec, materials), step=step, recall=recall)
 
 
-def _token_rewards(
-    spec: PPO, state: TrainState, batch: JudgedRollout, reference: torch.Tensor | None
-) -> tuple[torch.Tensor, Metrics]:
+def _token_rewards(spec: PPO, state: TrainState, batch: JudgedRollout) -> tuple[torch.Tensor, Metrics]:
     """Rewards [B, T]: that of a completion on its last token, less the KL of every token; and what there is to tell."""
     drawn, places = batch.rollout, drawn_places(batch.rollout)
     rewards = terminal_rewards(batch.rewards, places)
-    if reference is None or spec.kl_in != "reward":
+    if batch.reference is None or spec.kl_in != "reward":
         return rewards, {}
-    divergence = torch.where(places, kl(drawn.logp, reference, spec.kl_estimator), 0.0)
+    divergence = torch.where(places, kl(drawn.logp, batch.reference, spec.kl_estimator), 0.0)
     coef = state.controls[KL_COEF]
     told = {"rollout/kl": float(divergence.sum(1).double().mean()), "rollout/kl_coef": float(coef)}
     return rewards - coef * divergence, told

@@ -11,7 +11,7 @@ from areno_fn.contracts.actions import Metrics
 from areno_fn.contracts.batch import JudgedRollout, Prompts, Rollout
 from areno_fn.contracts.execution import CycleUnit
 from areno_fn.contracts.record import replace
-from areno_fn.contracts.spec import GRPO, GSPO, Grouped, Sampled
+from areno_fn.contracts.spec import GRPO, GSPO, PPO, Grouped, Sampled
 from areno_fn.contracts.state import TrainState
 from areno_fn.steps.advantages import group_advantages
 from areno_fn.steps.compose import pipeline
@@ -71,37 +71,34 @@ def _policy_gradient(spec: GRPO | GSPO, materials: Materials, loss: Stage) -> Al
 
     To correct for the rollout, log-probabilities under the parameters that drew are computed again, as training does.
     """
-    view, keep_reference = materials.view, spec.kl_coef > 0
     update = moving(pipeline(act(materials.policy, spec.sampling), loss), materials)
-    logp = drawn_logp(spec, materials)
+    recall = recalling(spec, materials)
 
     def step(state: TrainState, batch: JudgedRollout) -> tuple[TrainState, Metrics]:
-        drawn = batch.rollout
-        reference = logp(start_of(state, materials), drawn) if keep_reference else None
-        old = logp(view(state.params), drawn) if spec.importance_cap else None
-        advantages = _advantages(spec, batch, reference)
+        batch = recall(state, batch)
+        advantages = _advantages(spec, batch)
         reported = []
-        for rows in updates_of(spec, state, drawn):
+        for rows in updates_of(spec, state, batch.rollout):
             micro = experience(
-                drawn,
+                batch.rollout,
                 advantages,
                 rows=rows,
                 micro_tokens=materials.micro_tokens,
                 mask_truncated=spec.mask_truncated,
-                reference=reference,
-                old=old,
+                reference=batch.reference,
+                old=batch.old,
             )
             state, metrics = update(state, micro)
             reported.append(metrics)
         return iterated(state), mean_metrics(reported) | describe(batch, advantages)
 
-    begin = beginning(materials, keep_reference=keep_reference)
-    return Algorithm(begin=begin, sample=sampling_of(spec, materials), step=step)
+    begin = beginning(materials, keep_reference=spec.kl_coef > 0)
+    return Algorithm(begin=begin, sample=sampling_of(spec, materials), step=step, recall=recall)
 
 
-def _advantages(spec: Grouped, batch: JudgedRollout, reference: torch.Tensor | None) -> torch.Tensor:
+def _advantages(spec: Grouped, batch: JudgedRollout) -> torch.Tensor:
     """Advantages [B], or [B, T] where a KL in the reward makes those of a completion's tokens differ."""
-    drawn, rewards = batch.rollout, batch.rewards
+    drawn, rewards, reference = batch.rollout, batch.rewards, batch.reference
     if reference is not None and spec.kl_in == "reward":
         if spec.baseline == spec.scale == "batch":
             return _whitened_to_go(spec, batch, reference)
@@ -110,11 +107,17 @@ def _advantages(spec: Grouped, batch: JudgedRollout, reference: torch.Tensor | N
 
 
 def _whitened_to_go(spec: Grouped, batch: JudgedRollout, reference: torch.Tensor) -> torch.Tensor:
-    """REINFORCE++ (arXiv 2501.03262): the reward less the KL from a token on, whitened over all tokens of the batch."""
+    """REINFORCE++ (arXiv 2501.03262): the reward less the KL from a token on, whitened over all tokens that count."""
     drawn, places = batch.rollout, drawn_places(batch.rollout)
     rewards = terminal_rewards(batch.rewards, places) - spec.kl_coef * kl(drawn.logp, reference, spec.kl_estimator)
     to_go, _ = gae(rewards, torch.zeros_like(drawn.logp), places, gamma=1.0, lam=1.0)
-    return whiten(to_go, places)
+    return whiten(to_go, counted_places(spec, drawn))
+
+
+def counted_places(spec: Sampled, drawn: Rollout) -> torch.Tensor:
+    """Where drawn tokens stand that count in a loss: bool [B, T]."""
+    places = drawn_places(drawn)
+    return places & drawn.finished[:, None] if spec.mask_truncated else places
 
 
 def kl_of_loss(spec: Sampled) -> float:
@@ -135,14 +138,24 @@ def sampling_of(spec: Sampled, materials: Materials) -> Callable[[TrainState, Pr
     return sample
 
 
-def drawn_logp(spec: Sampled, materials: Materials) -> Callable[[Any, Rollout], torch.Tensor]:
-    """Log-probabilities [B, T] of drawn tokens under what the policy takes, without a gradient."""
+def recalling(spec: GRPO | GSPO | PPO, materials: Materials) -> Callable[[TrainState, JudgedRollout], JudgedRollout]:
+    """Adds to a judged rollout what the reference says of the drawn tokens, and the current parameters, where asked for.
+
+    To correct for the rollout, log-probabilities under the parameters that drew are computed again, as training does.
+    """
     refer = reference_logp(materials.policy, spec.sampling)
 
     def logp(params: Any, drawn: Rollout) -> torch.Tensor:
         return over_completions(lambda packed: refer(params, packed), drawn, materials.micro_tokens)
 
-    return logp
+    def recall(state: TrainState, batch: JudgedRollout) -> JudgedRollout:
+        if spec.kl_coef > 0 and batch.reference is None:
+            batch = replace(batch, reference=logp(start_of(state, materials), batch.rollout))
+        if spec.importance_cap and batch.old is None:
+            batch = replace(batch, old=logp(materials.view(state.params), batch.rollout))
+        return batch
+
+    return recall
 
 
 def updates_of(spec: Sampled, state: TrainState, drawn: Rollout) -> list[torch.Tensor]:
