@@ -180,10 +180,10 @@ def _generation_step(plan: Plan, phase: PhasePlan, state: TrainState) -> tuple[T
     totals, parts = score(phase.rewards, owners, texts, samples, drawn(rollout))
     seconds["time/reward"] = watch.lap()
     batch = JudgedRollout(rollout=rollout, rewards=torch.tensor(totals, dtype=torch.float32, device=plan.device))
-    if phase.algorithm.recall is not None:
-        batch = phase.algorithm.recall(state, batch)
+    recalled = batch if phase.algorithm.recall is None else phase.algorithm.recall(state, batch)
+    if recalled is not batch:
         seconds["time/score"] = watch.lap()
-    state, metrics = phase.algorithm.step(donate(state), batch)
+    state, metrics = phase.algorithm.step(donate(state), recalled)
     seconds["time/train"] = watch.lap()
     rates = {"rollout/tokens_per_s": float(rollout.lengths.sum()) / max(seconds["time/rollout"], 1e-9)}
     means = {f"reward/{name}": sum(values) / len(values) for name, values in parts.items()}

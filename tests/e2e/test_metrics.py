@@ -26,16 +26,17 @@ SURROGATE = {
 DRAWN = {name for name in METRICS if name.startswith("rollout/")} - {"rollout/kl", "rollout/kl_coef"}
 TIMED = {"time/rollout", "time/reward", "time/train"}
 SAMPLED = UPDATED | SURROGATE | DRAWN | TIMED | {"reward/short"}
+RECALLED = {"train/kl", "time/score"}
 CRITIC = {name for name in METRICS if name.startswith("critic/")}
 PAIRS = {name for name in METRICS if name.startswith("dpo/")}
 NAMES: dict[str, set[str]] = {
     "sft": UPDATED,
     "dpo": UPDATED | PAIRS | {"time/score"},
     "grpo": SAMPLED,
-    "grpo_kl": SAMPLED | {"train/kl"},
-    "gspo": SAMPLED | {"train/kl"},
-    "rloo": SAMPLED | {"train/kl"},
-    "ppo": SAMPLED | CRITIC | {"train/kl", "rollout/kl", "rollout/kl_coef"},
+    "grpo_kl": SAMPLED | RECALLED,
+    "gspo": SAMPLED | RECALLED,
+    "rloo": SAMPLED | RECALLED,
+    "ppo": SAMPLED | RECALLED | CRITIC | {"rollout/kl", "rollout/kl_coef"},
 }
 """What a step of each reports, beside `time/step`, and `time/checkpoint` where a checkpoint was written before it."""
 
