@@ -24,6 +24,11 @@ STAGES: dict[str, tuple[Stage, st.SearchStrategy[Any]]] = {
     "clipped with a reference": (clipped(kl_coef=0.2), strategies.actions().filter(lambda a: a.reference is not None)),
     "clipped corrected": (clipped(importance_cap=1.5), strategies.actions().filter(lambda a: a.rollout is not None)),
     "sequence_clipped": (sequence_clipped(), strategies.actions()),
+    "sequence_clipped corrected": (
+        sequence_clipped(importance_cap=1.5),
+        strategies.actions().filter(lambda a: a.rollout is not None),
+    ),
+    "preference smoothed": (preference(label_smoothing=0.1), strategies.comparisons()),
     **{f"preference {loss}": (preference(loss=loss), strategies.comparisons()) for loss in ("sigmoid", "ipo", "hinge")},
     **{
         f"value_clipped {how}": (value_clipped(aggregation=how, constant=4.0), strategies.estimates())
