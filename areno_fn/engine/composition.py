@@ -98,7 +98,7 @@ def _phase(spec: RunSpec, phase: Phase) -> Iterator[str]:
     if contract.feedback is Feedback.RUNTIME_REWARD and not phase.rewards:
         yield (
             f"{where}.rewards: {kind} learns from runtime rewards and needs at least one, "
-            f"for example function = 'package.module:function'"
+            f"for example {{ kind = 'function', function = 'package.module:function' }}"
         )
     if not phase.data:
         yield f"{where}.data: a phase needs at least one data source"

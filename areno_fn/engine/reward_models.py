@@ -26,6 +26,7 @@ from areno_fn.world.data_row import Row
 from areno_fn.world.data_schema import prompt
 from areno_fn.world.examples import encode_prompt
 from areno_fn.world.judged_text import encode_judged
+from areno_fn.world.rewards import Judge
 from areno_fn.world.tokenizer import Tokenizer
 
 _TOKENIZER_FILES = (
@@ -80,9 +81,14 @@ class RewardModel:
         found = self.folder.config.get("pad_token_id")
         return found if isinstance(found, int) else None
 
+    @property
+    def in_memory(self) -> bool:
+        """Its parameters have been read."""
+        return bool(self._read)
+
     def load(self, progress: hf.Progress | None = None) -> Valued:
         """The parameters, read once."""
-        if not self._read:
+        if not self.in_memory:
             like = valued.shapes(self.family, self.config)
             options: dict[str, Any] = {"like": like, "dtype": self.dtype, "device": self.device, "progress": progress}
             self._read.append(hf.load(self.folder, self.layout, **options))
@@ -114,7 +120,7 @@ class RewardModel:
 
 
 @attrs.frozen(kw_only=True)
-class ModelJudge:
+class ModelJudge(Judge):
     """One reward of a specification that a model gives: its numbers, shifted and clipped."""
 
     model: RewardModel

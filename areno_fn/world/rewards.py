@@ -6,13 +6,14 @@ the last part of this module holds a few. A `Judge` is asked about the drawn tok
 
 from __future__ import annotations
 
+import abc
 import importlib
 import math
 import numbers
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import attrs
 import numpy as np
@@ -43,10 +44,10 @@ LARGEST = 1e30
 """Rewards become float32; up to this size neither they nor what is computed from them overflows."""
 
 
-@runtime_checkable
-class Judge(Protocol):
+class Judge(abc.ABC):
     """What gives completions a number from their tokens, as a reward model does. It writes to nothing it is given."""
 
+    @abc.abstractmethod
     def judge(self, rows: Rows, completions: Sequence[str], drawn: Sequence[Drawn]) -> Sequence[float]:
         """A number for each completion.
 
@@ -55,7 +56,6 @@ class Judge(Protocol):
             completions: the texts.
             drawn: the tokens, the prompt's included.
         """
-        ...
 
 
 @attrs.frozen(kw_only=True)

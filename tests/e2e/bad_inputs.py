@@ -254,8 +254,8 @@ MORE = (
     Case(
         "no rewards to learn from",
         spec(phases__grpo__rewards=[]),
-        r"phases\.grpo\.rewards: grpo learns from runtime rewards and needs at least one, for example function = "
-        r"'package\.module:function'",
+        r"phases\.grpo\.rewards: grpo learns from runtime rewards and needs at least one, for example \{ kind = "
+        r"'function', function = 'package\.module:function' \}",
     ),
     Case(
         "an unknown family",

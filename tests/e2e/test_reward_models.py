@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import reward_folders
+import tokenizer_folders
 import torch
+import transformers
 from e2e import tiny
 from safetensors.torch import load_file, save_file
 
@@ -141,7 +143,7 @@ def test_phases_and_evaluation_share_one_model_which_a_plan_does_not_read(home: 
     training, held_out = [reward.function for reward in plan.rewards]
     assert isinstance(training, ModelJudge) and isinstance(held_out, ModelJudge)
     assert training.model is held_out.model
-    assert training.model._read == []
+    assert not training.model.in_memory
     assert training.model.device == torch.device("cpu")
 
 
@@ -166,3 +168,54 @@ def test_ppo_and_gspo_learn_from_a_reward_model(home: Path) -> None:
         done = start(home, "--overwrite", **values)
         assert (done.code, done.err) == (0, ""), kind
         assert any("reward/liked" in line for line in tiny.lines(home / "out" / "metrics.jsonl"))
+
+
+# ------------------------------------------------------------------------------------------ conversations
+
+
+def policy_folder(folder: Path) -> None:
+    """A small llama with a tokenizer of 300 tokens and a chat template."""
+    sizes = {name: value for name, value in reward_folders.SIZES.items() if name not in ("num_labels", "pad_token_id")}
+    config = transformers.LlamaConfig(**(sizes | {"vocab_size": 300}), eos_token_id=2, bos_token_id=None)
+    torch.manual_seed(0)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer_folders.byte_level(folder)
+
+
+def test_conversations_are_judged_in_the_words_of_the_reward_model(home: Path) -> None:
+    """Every recorded reward is what transformers says of the text as the reward model's template writes it."""
+    policy_folder(home / "policy")
+    model = reward_folders.write(home / "judge", "qwen3", vocab_size=300, pad_token_id=0, max_position_embeddings=256)
+    words = tokenizer_folders.byte_level(home / "judge", tokenizer_folders.NO_END)
+    asked = [
+        [{"role": "user", "content": "12 34"}],
+        [{"role": "system", "content": "You are"}, {"role": "user", "content": "the capital"}],
+        [*({"role": role, "content": "then"} for role in ("user", "assistant")), {"role": "user", "content": "lines"}],
+    ]
+    (home / "rows.jsonl").write_text("".join(json.dumps({"prompt": messages}) + "\n" for messages in asked))
+    text = tiny.SPEC[: tiny.SPEC.index("[model]")] + f'[model]\nkind = "hf"\npath = "{home}/policy"\n\n'
+    spec = tiny.write_spec(home, text + tiny.SPEC[tiny.SPEC.index("[[phases]]") :])
+    reward = {"kind": "model", "path": str(home / "judge"), "weight": 0.5}
+    values = {"phases.grpo.data": [{"kind": "jsonl", "path": str(home / "rows.jsonl")}], "evaluation": None}
+    values |= {
+        "phases.grpo.rewards": [reward],
+        "phases.grpo.batch": {"rows": 3, "max_length": 64},
+        "phases.grpo.steps": 1,
+    }
+    values |= {"phases.sft.steps": 1, "phases.sft.batch.max_length": 64, "log.samples": 12}
+    done = tiny.in_process([str(spec), "--out", str(home / "out"), *tiny.changes(values)])
+    assert (done.code, done.err) == (0, "")
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(words)
+    by_last = {messages[-1]["content"]: messages for messages in asked}
+    samples = [sample for sample in tiny.lines(home / "out" / "samples.jsonl") if sample["phase"] == "grpo"]
+    assert {sample["prompt"] for sample in samples} == by_last.keys() and len(samples) == 12
+    for sample in samples:
+        messages = by_last[sample["prompt"]]
+        opening = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        spoken = [*messages, {"role": "assistant", "content": sample["completion"]}]
+        texts = [opening + sample["completion"], tokenizer.apply_chat_template(spoken, tokenize=False)]
+        said = [
+            reward_folders.scores(model, [tokenizer.encode(text, add_special_tokens=False)], 0)[0] for text in texts
+        ]
+        assert min(abs(0.5 * value - sample["reward"]) for value in said) < 1e-5, sample

@@ -99,6 +99,17 @@ def test_only_the_response_of_a_prompt_in_messages_is_trained(chatml: HFTokenize
     ]
 
 
+def test_a_prompt_in_messages_is_asked_as_inference_asks_it(chatml: HFTokenizer) -> None:
+    """Whoever spoke before: the tokens are those that transformers gives the whole list, up to where the assistant speaks."""
+    asked = [turns("hi"), turns("Be brief.", "hi", "yo", "and?", first="system"), turns("12", "34", "46")]
+    asked.append([*turns("12"), {"role": "tool", "content": "34", "name": "sum"}])
+    prompts = encode_prompts([Row({"prompt": messages}, "f", 1) for messages in asked], chatml, 999)
+    for messages, prompt in zip(asked, prompts, strict=True):
+        wanted = chatml.backend.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        assert list(prompt) == wanted
+        assert chatml.backend.decode(prompt).endswith("<|im_end|>\n<|im_start|>assistant\n")
+
+
 def test_a_conversation_may_end_with_the_user(chatml: HFTokenizer) -> None:
     messages = turns("hi", "yo", "more")
     assert trained_text(chatml, messages) == ["yo<|im_end|>"]

@@ -74,8 +74,8 @@ def test_a_sound_specification_passes() -> None:
         (
             "phases.1.rewards",
             [],
-            "phases.grpo.rewards: grpo learns from runtime rewards and needs at least one, for example function = "
-            "'package.module:function'",
+            "phases.grpo.rewards: grpo learns from runtime rewards and needs at least one, for example { kind = "
+            "'function', function = 'package.module:function' }",
         ),
         ("phases.0.data", [], "phases.sft.data: a phase needs at least one data source"),
         (

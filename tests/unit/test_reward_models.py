@@ -104,7 +104,7 @@ def test_a_function_and_a_model_judge_together_each_its_own_data(folder: Path) -
     assert (len(parts["exact_match"]), len(parts["judge"])) == (3, 2)
     assert totals == pytest.approx([1 + parts["judge"][0], parts["judge"][1], 1.0])
     assert rehearse(rewards, rows).keys() == {"exact_match"}, "no model is read for a rehearsal"
-    assert models_of(rewards)[0]._read != [], "it was read when it was asked"
+    assert models_of(rewards)[0].in_memory, "it was read when it was asked"
 
 
 def test_tokens_must_be_given(folder: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from areno_fn.contracts.errors import SpecError
-from areno_fn.contracts.spec import AdamWSpec, HFModel, RunSpec, ScratchModel
+from areno_fn.contracts.spec import AdamWSpec, FunctionReward, HFModel, RunSpec, ScratchModel
 from areno_fn.engine import specfile
 
 PLAIN = "; a specification holds text, finite numbers, booleans, lists and tables with text keys"
@@ -162,6 +162,23 @@ def test_a_good_file_is_read_with_its_defaults(base: Path) -> None:
 )  # fmt: skip
 def test_a_wrong_field_is_named_with_what_would_be_right(tmp_path: Path, old: str, new: str, sentence: str) -> None:
     assert changed(tmp_path, old, new) == sentence
+
+
+def test_a_reward_of_this_version_names_its_kind(tmp_path: Path) -> None:
+    path = written(tmp_path, "s.yaml", "version: 2" + BASE)
+    assert refused(path) == "phases.grpo.v2.rewards.exact lacks 'kind', which must be 'function' or 'model'"
+    kinds = BASE.replace('{function: "m:f"', "{kind: model, path: judge").replace(
+        '{function: "m:g"', '{kind: function, function: "m:g"'
+    )
+    path.write_text("version: 2" + kinds)
+    assert [type(reward).__name__ for reward in specfile.read(path).phases[1].rewards] == [
+        "ModelReward",
+        "FunctionReward",
+    ]
+    other = specfile.read(
+        path, ["phases.grpo.v2.rewards.exact.kind=function", "phases.grpo.v2.rewards.exact.function=m:h"]
+    )
+    assert other.phases[1].rewards[0] == FunctionReward(function="m:h", name="exact")
 
 
 def test_phases_must_not_be_empty(tmp_path: Path) -> None:
