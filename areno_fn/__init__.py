@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from areno_fn.contracts.state import Counters as Counters
     from areno_fn.contracts.state import Cursor as Cursor
     from areno_fn.contracts.state import TrainState as TrainState
+    from areno_fn.contracts.valued import Valued as Valued
     from areno_fn.engine.hf import load_hf as load_hf
     from areno_fn.engine.hf import save_hf as save_hf
     from areno_fn.engine.plan import Plan as Plan
@@ -78,6 +79,9 @@ if TYPE_CHECKING:
     from areno_fn.steps.token.score import act as act
     from areno_fn.steps.token.score import compare as compare
     from areno_fn.steps.token.score import score as score
+    from areno_fn.steps.token.value import estimate as estimate
+    from areno_fn.steps.turns import Turn as Turn
+    from areno_fn.steps.turns import in_turns as in_turns
     from areno_fn.steps.variants import ema_begin as ema_begin
     from areno_fn.steps.variants import ema_update as ema_update
     from areno_fn.steps.variants import snapshot as snapshot
@@ -114,6 +118,7 @@ _HOMES = {
     "Counters": "contracts.state:Counters",
     "Cursor": "contracts.state:Cursor",
     "TrainState": "contracts.state:TrainState",
+    "Valued": "contracts.valued:Valued",
     "load_hf": "engine.hf:load_hf",
     "save_hf": "engine.hf:save_hf",
     "Plan": "engine.plan:Plan",
@@ -151,6 +156,9 @@ _HOMES = {
     "act": "steps.token.score:act",
     "compare": "steps.token.score:compare",
     "score": "steps.token.score:score",
+    "estimate": "steps.token.value:estimate",
+    "Turn": "steps.turns:Turn",
+    "in_turns": "steps.turns:in_turns",
     "ema_begin": "steps.variants:ema_begin",
     "ema_update": "steps.variants:ema_update",
     "snapshot": "steps.variants:snapshot",

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import areno_fn as af
-from areno_fn.contracts.spec import FunctionReward, ModelReward
+from areno_fn.contracts.spec import PPO, FunctionReward, ModelReward, OptimizerSpec
 from areno_fn.testing import laws
 
 ROOT = Path(__file__).parents[2]
@@ -103,6 +103,21 @@ def test_the_guide_to_laws_is_a_test_file_that_passes(tmp_path: Path, monkeypatc
     for call, said in zip(calls, blocks("docs/laws.md", "text"), strict=True):
         with pytest.raises(AssertionError, match=f"^{re.escape(said.strip())}$"):
             call()
+
+
+def test_the_guide_to_roles_runs_and_its_settings_are_those_of_a_specification(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (code,) = blocks("docs/roles.md", "python")
+    scope = run_block(code, tmp_path, monkeypatch)
+    state, metrics = scope["state"], scope["metrics"]
+    assert isinstance(state, af.TrainState) and isinstance(metrics, dict)
+    assert state.counters.optimizer_step == 3
+    assert {"critic/loss", "train/loss", "critic/lr", "train/lr"} <= metrics.keys()
+    (settings,) = blocks("docs/roles.md", "toml")
+    table = tomllib.loads(settings)["phases"]
+    assert msgspec.convert(table["algorithm"], PPO).critic.updates == 2
+    assert [msgspec.convert(entry, OptimizerSpec).role for entry in table["optimizers"]] == ["actor", "critic"]
 
 
 def test_every_law_is_in_the_guide() -> None:

@@ -13,9 +13,9 @@ import areno_fn
 
 NAMES = """
 Actions Comparisons Counters Cursor Estimates Example Experience FAMILIES JudgedRollout Key Optimizer PackedTokens
-Pair Pairs Plan Prompts Rollout RunSpec Sampling Scores Sums TokenPolicy TrainState Transform accumulate act adamw
-adamw8bit aggregate chain clipped compare cross_entropy custom_vjp donate ema_begin ema_update experience gae
-group_advantages load_hf merge muon offload onload pack pair_batches partition pipeline plan preference random
+Pair Pairs Plan Prompts Rollout RunSpec Sampling Scores Sums TokenPolicy TrainState Transform Turn Valued accumulate act adamw
+adamw8bit aggregate chain clipped compare cross_entropy custom_vjp donate ema_begin ema_update estimate experience gae
+group_advantages in_turns load_hf merge muon offload onload pack pair_batches partition pipeline plan preference random
 read_spec record remat replace sampler save_hf score sequence_clipped sgd snapshot static terminal_rewards train
 train_step tree unmerge value_and_grad value_clipped whiten
 """.split()
