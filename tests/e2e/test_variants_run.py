@@ -23,7 +23,14 @@ from areno_fn.engine.derived import Derived
 
 DPO = tiny.ROOT / "specs/dpo.toml"
 PPO = tiny.ROOT / "specs/ppo.toml"
-SMALL = {"model__config__hidden_size": 32, "model__config__num_hidden_layers": 1, "phases__sft__steps": 1}
+SMALL = {
+    "model__config__hidden_size": 32,
+    "model__config__num_hidden_layers": 1,
+    "phases__sft__steps": 1,
+    "phases__sft__batch__rows": 8,
+    "phases__sft__data__0__count": 20,
+}
+PAIRS = {**SMALL, "phases__dpo__data__0__limit": 48}
 JUDGED = {"evaluation__rewards": [{"function": f"{__name__}:digest_of", "name": "digest"}]}
 """Evaluations that tell any two sets of completions apart."""
 WATCHED = {"finetune": {"kind": "lora", "merge_rollouts": True}}
@@ -146,9 +153,9 @@ def test_a_stopped_grpo_run_goes_on_bit_for_bit(spec: Path, tmp_path: Path, fine
 
 def test_a_stopped_dpo_run_with_muon_and_a_renewed_reference_goes_on_bit_for_bit(tmp_path: Path) -> None:
     changed = {
-        **SMALL,
+        **PAIRS,
         "phases__dpo__epochs": 2,
-        "phases__dpo__batch__rows": 64,
+        "phases__dpo__batch__rows": 12,
         "phases__dpo__optimizers": [{"kind": "muon", "lr": 0.01}],
         "phases__dpo__ema": {"decay": 0.9},
         "phases__dpo__algorithm__reference_every": 3,
@@ -206,9 +213,9 @@ def test_a_renewed_reference_of_pairs_is_asked_again(tmp_path: Path) -> None:
     out = done(
         DPO,
         tmp_path / "out",
-        **SMALL,
+        **PAIRS,
         phases__dpo__epochs=5,
-        phases__dpo__batch__rows=512,
+        phases__dpo__batch__rows=48,
         phases__dpo__algorithm__reference_every=2,
         phases__dpo__optimizers__0__schedule__kind="constant",
         phases__dpo__optimizers__0__schedule__warmup_steps=0,

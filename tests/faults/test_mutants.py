@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from faults import batch_cases, law_cases, loss_cases, optimizer_cases, step_cases
+from faults import batch_cases, law_cases, loss_cases, optimizer_cases, step_cases, variant_cases
 from faults.case import Case
 
-PARTS = (step_cases.CASES, loss_cases.CASES, batch_cases.CASES, optimizer_cases.CASES, law_cases.CASES)
+PARTS = (
+    step_cases.CASES,
+    loss_cases.CASES,
+    batch_cases.CASES,
+    optimizer_cases.CASES,
+    law_cases.CASES,
+    variant_cases.CASES,
+)
 CASES: dict[str, Case] = {name: case for part in PARTS for name, case in part.items()}
 MUTANTS = [(name, fault) for name, (_, _, _, faults) in CASES.items() for fault in faults]
 
