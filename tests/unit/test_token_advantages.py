@@ -1,4 +1,4 @@
-"""What a PPO step gives its losses, against loops over single documents: values, KL, advantages, returns."""
+"""What PPO and REINFORCE++ give their losses, against loops over single documents: values, KL, advantages, returns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from recipe_toys import POLICY, begun, judged, updates
 
 from areno_fn.contracts.batch import JudgedRollout
-from areno_fn.contracts.spec import PPO, Critic, Sampling
+from areno_fn.contracts.spec import GRPO, PPO, Critic, Sampling
 from areno_fn.contracts.state import TrainState
 from areno_fn.steps.recipes import CRITIC, REFERENCE
 
@@ -23,28 +23,39 @@ def hidden(params: Any, tokens: list[int]) -> torch.Tensor:
     return POLICY.hidden(params, torch.tensor(tokens), places, torch.zeros_like(places))
 
 
-def expected(spec: PPO, batch: JudgedRollout, state: TrainState) -> list[dict[str, list[float]]]:
+def expected(
+    batch: JudgedRollout, state: TrainState, kl_coef: float, gamma: float = 1.0, lam: float = 1.0
+) -> list[dict[str, list[float]]]:
     """Of every completion: the value before each token, its KL, its advantage before whitening and its return."""
     rollout, found = batch.rollout, []
-    critic, start = state.params[CRITIC], state.snapshots[REFERENCE]
+    critic, start = state.params.get(CRITIC), state.snapshots[REFERENCE]
     for row, length in enumerate(rollout.lengths.tolist()):
         prompt = rollout.prompts.tokens[row, : rollout.prompts.lengths[row]].tolist()
         tokens = prompt + rollout.tokens[row, :length].tolist()
         first = len(prompt)
-        v = [float(hidden(critic.trunk, tokens[: first + t])[-1] @ critic.head[0]) for t in range(length)]
+        v = [0.0] * length
+        if critic is not None:
+            v = [float(hidden(critic.trunk, tokens[: first + t])[-1] @ critic.head[0]) for t in range(length)]
         logp = (POLICY.logits(start, hidden(start, tokens)) / 0.9).log_softmax(-1)
         said = [float(logp[first + t - 1, tokens[first + t]]) for t in range(length)]
         divergence = [float(rollout.logp[row, t]) - said[t] for t in range(length)]
-        rewards = [-spec.kl_coef * d for d in divergence]
+        rewards = [-kl_coef * d for d in divergence]
         rewards[-1] += float(batch.rewards[row])
         after, advantages = 0.0, [0.0] * length
         for t in reversed(range(length)):
             following = v[t + 1] if t + 1 < length else 0.0
-            after = rewards[t] + spec.gamma * following - v[t] + spec.gamma * spec.lam * after
+            after = rewards[t] + gamma * following - v[t] + gamma * lam * after
             advantages[t] = after
         returns = [a + value for a, value in zip(advantages, v, strict=True)]
         found.append({"v": v, "kl": divergence, "advantage": advantages, "return": returns})
     return found
+
+
+def whitened(values: list[float], over: list[float]) -> list[float]:
+    """Standard scores by the mean and the deviation of `over`."""
+    mean = math.fsum(over) / len(over)
+    spread = math.sqrt(math.fsum((x - mean) ** 2 for x in over) / len(over))
+    return [(x - mean) / spread for x in values]
 
 
 def flat(rows: list[dict[str, list[float]]], name: str) -> list[float]:
@@ -56,11 +67,9 @@ def flat(rows: list[dict[str, list[float]]], name: str) -> list[float]:
 def test_advantages_are_those_of_values_before_the_tokens(gamma: float, lam: float, whiten: bool) -> None:
     spec = PPO(gamma=gamma, lam=lam, whiten=whiten, **COMMON)
     (update,), batch, state = updates(spec)
-    right = flat(expected(spec, batch, state), "advantage")
+    right = flat(expected(batch, state, 0.3, gamma, lam), "advantage")
     if whiten:
-        mean = math.fsum(right) / len(right)
-        spread = math.sqrt(math.fsum((x - mean) ** 2 for x in right) / len(right))
-        right = [(x - mean) / spread for x in right]
+        right = whitened(right, right)
     assert sorted(update.advantage.tolist()) == pytest.approx(sorted(right), abs=5e-5)
 
 
@@ -68,7 +77,7 @@ def test_the_critic_is_asked_for_the_returns_and_explains_their_variance() -> No
     spec = PPO(critic=Critic(clip=100.0, coef=0.8), **COMMON)
     algorithm, state = begun(spec)
     batch = judged(algorithm, state)
-    rows = expected(spec, batch, state)
+    rows = expected(batch, state, 0.3, lam=spec.lam)
     _, metrics = algorithm.step(state, batch)
     v, returns = flat(rows, "v"), flat(rows, "return")
     errors = [(a - b) ** 2 for a, b in zip(v, returns, strict=True)]
@@ -109,3 +118,29 @@ def test_L3_whitening_is_one_map_for_all_mini_batches(counts: dict[str, int]) ->
         found = torch.cat([part.advantage for part in parts[epoch * per_epoch : (epoch + 1) * per_epoch]])
         assert sorted(found.tolist()) == sorted(whole.advantage.tolist())
     assert abs(float(parts[0].advantage.mean())) > 0.01 and abs(float(whole.advantage.mean())) < 1e-6
+
+
+@pytest.mark.parametrize("coefficient", [0.05, 0.5])
+def test_reinforce_plus_plus_whitens_what_is_to_come_of_every_token(coefficient: float) -> None:
+    """The reward less the KL from a token on, with the coefficient of the specification, over all tokens of the batch."""
+    options: dict[str, Any] = {"baseline": "batch", "scale": "batch", "kl_in": "reward", "kl_estimator": "k1"}
+    spec = GRPO(samples=2, sampling=SAMPLING, kl_coef=coefficient, **options)
+    (update,), batch, state = updates(spec)
+    right = flat(expected(batch, state, coefficient), "advantage")
+    assert sorted(update.advantage.tolist()) == pytest.approx(sorted(whitened(right, right)), abs=5e-5)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "reinforce"])
+def test_L5_what_is_cut_off_is_not_whitened_with(algorithm: str) -> None:
+    """Mean and deviation are of the completions that ended; the others count for nothing in the loss."""
+    common: dict[str, Any] = {**COMMON, "samples": 4, "kl_estimator": "k1", "mask_truncated": True}
+    spec = PPO(**common) if algorithm == "ppo" else GRPO(baseline="batch", scale="batch", kl_in="reward", **common)
+    (update,), batch, state = updates(spec)
+    ended = batch.rollout.finished.tolist()
+    assert 0 < sum(ended) < len(ended)
+    rows = expected(batch, state, 0.3, lam=0.95 if algorithm == "ppo" else 1.0)
+    counted = flat([row for row, whole in zip(rows, ended, strict=True) if whole], "advantage")
+    found = sorted(update.advantage.tolist())
+    zeros = [0.0] * (len(found) - len(counted))
+    assert found == pytest.approx(sorted(whitened(counted, counted) + zeros), abs=5e-5)
+    assert update.measured["tokens"] == len(counted)
