@@ -19,7 +19,7 @@ pytestmark = pytest.mark.gpu
 DOCUMENTS = [[72, 101, 108, 108, 111, 257], [256], [5, 7, 258, 258], list(range(40)), [256, *range(1, 30), 257]]
 
 
-@pytest.mark.parametrize("name", reward_folders.PEERS)
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_scores_on_a_gpu_are_those_of_transformers_on_the_cpu(name: str, tmp_path: Path) -> None:
     model = reward_folders.write(tmp_path, name, hidden_size=64, intermediate_size=96)
     loaded = Loaded(tokenizer=ByteTokenizer(), vocab_size=259, device=torch.device("cuda"))

@@ -16,6 +16,7 @@ from msgspec import inspect
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.spec import RunSpec
 from areno_fn.engine import specfile
+from areno_fn.engine.specfile.formats import encode
 
 SUFFIXES = (".toml", ".yaml", ".json", ".msgpack")
 QUICK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -180,3 +181,32 @@ def test_an_override_sets_its_field_and_no_other(tmp_path: Path, spec: RunSpec, 
     )
     phases = [phase, *changed.phases[1:]]
     assert msgspec.structs.replace(changed, seed=spec.seed, out=spec.out, phases=phases) == spec
+
+
+@QUICK
+@given(spec=SPECS, suffix=st.sampled_from(SUFFIXES))
+def test_what_version_1_could_say_is_read_as_what_it_said(tmp_path: Path, spec: RunSpec, suffix: str) -> None:
+    """A specification without what is newer, written as version 1 was: without the kinds that went without saying."""
+    plain = msgspec.to_builtins(spec)
+    judged = [*plain["phases"], *([plain["evaluation"]] if plain["evaluation"] else [])]
+    for table in judged:
+        table["rewards"] = [reward for reward in table["rewards"] if reward["kind"] == "function"]
+    wanted = msgspec.convert(plain, RunSpec)
+    for table in judged:
+        for reward in table["rewards"]:
+            del reward["kind"]
+    for phase in plain["phases"]:
+        for optimizer in phase["optimizers"]:
+            if optimizer["kind"] == "adamw":
+                del optimizer["kind"]
+    plain["version"] = 1
+    path = tmp_path / f"old{suffix}"
+    path.write_bytes(encode(without_nothing(plain) if suffix == ".toml" else plain, suffix))
+    assert exactly(specfile.read(path)) == exactly(wanted)
+
+
+def without_nothing(value: Any) -> Any:
+    """Plain data as TOML has it: what is nothing is not there."""
+    if isinstance(value, dict):
+        return {key: without_nothing(item) for key, item in value.items() if item is not None}
+    return [without_nothing(item) for item in value] if isinstance(value, list) else value

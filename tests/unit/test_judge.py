@@ -16,6 +16,7 @@ from areno_fn.contracts.policy import TokenPolicy
 from areno_fn.contracts.valued import Valued
 from areno_fn.models import valued
 from areno_fn.models.decoder_policy import DecoderPolicy
+from areno_fn.steps.token import judge as judging
 from areno_fn.steps.token.judge import judge
 
 PAD = 258
@@ -89,6 +90,31 @@ def test_a_score_does_not_depend_on_what_is_judged_beside_it(
     chosen = order[:count]
     found = judge(policy, micro_tokens, PAD)(params, [DOCUMENTS[place] for place in chosen])
     assert found.tolist() == pytest.approx([alone[place] for place in chosen], abs=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("_last", lambda tokens, padding: len(tokens) - 1),
+        ("_last", lambda tokens, padding: max(len(tokens) - 2, 0)),
+        ("_last", lambda tokens, padding: next((i - 1 for i, t in enumerate(tokens) if t == padding), len(tokens) - 1)),
+        ("plan", lambda lengths, micro_tokens: [[i] for i in range(len(lengths) - 1)] + [[0]]),
+        ("_packed", None),
+    ],
+    ids=["asked at padding", "one early", "before the first padding", "one never asked", "another order"],
+)
+def test_planted_mistakes_are_noticed(
+    name: str, wrong: Any, small: tuple[Valued, TokenPolicy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params, policy = small
+    wanted = reward_folders.scores(reward_folders.peer(), DOCUMENTS, PAD)
+    assert judge(policy, 41, PAD)(params, DOCUMENTS).tolist() == pytest.approx(wanted, abs=1e-5)
+    if name == "_packed":
+        packed = judging._packed
+        monkeypatch.setattr(judging, "_packed", lambda documents, padding: packed(sorted(documents, key=len), padding))
+    else:
+        monkeypatch.setattr(judging, name, wrong)
+    assert judge(policy, 41, PAD)(params, DOCUMENTS).tolist() != pytest.approx(wanted, abs=1e-2)
 
 
 def test_a_budget_bounds_what_is_read_at_once(small: tuple[Valued, TokenPolicy]) -> None:
