@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def offload(record: T) -> T:
-    """A copy in the memory of the host, page-locked where there is a GPU that can copy to it; returns when it is whole.
+    """A copy in the memory of the host, page-locked where there is a GPU; returns when it is whole.
 
     The given one is untouched, and what is done to it later does not show in the copy. Leaves that are no tensors, and
     meta tensors, stay as they are.

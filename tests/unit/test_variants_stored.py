@@ -20,7 +20,9 @@ from areno_fn.contracts.key import Key
 from areno_fn.contracts.record import replace
 from areno_fn.contracts.spec import RunSpec
 from areno_fn.contracts.state import Counters, Cursor, TrainState
+from areno_fn.engine import specfile
 from areno_fn.engine.composition import check_composition
+from areno_fn.engine.plan import plan
 from areno_fn.steps.recipes import ACTOR
 from areno_fn.steps.variants import AVERAGE, SEEN, averaging
 
@@ -146,3 +148,22 @@ def test_a_stored_average_comes_back_with_its_counts(tmp_path: Path) -> None:
     )
     folder = save_state(tmp_path, 1, moved, IDENTITY)
     assert tree.equal(load_state(folder, state(), IDENTITY), moved)
+
+
+def test_what_is_done_with_snapshots_is_no_part_of_a_run_and_what_they_are_is(tmp_path: Path) -> None:
+    """So a run may go on with them away, or with its average evaluated no more, but not with another average."""
+
+    path = str(tiny.write_spec(tmp_path))
+
+    def identity(*changes: str) -> RunIdentity:
+        return plan(specfile.read(path, changes)).identity
+
+    usual = identity('phases.grpo.ema={"decay": 0.9}')
+    assert usual == identity('phases.grpo.ema={"decay": 0.9, "evaluate": false}', 'phases.grpo.offload=["ema"]')
+    for other in (
+        "{}",
+        '{"decay": 0.9, "every": 2}',
+        '{"decay": 0.9, "start": 1}',
+        '{"decay": 0.9, "schedule": "constant"}',
+    ):
+        assert list(usual.differences(identity(f"phases.grpo.ema={other}"))) == ["phases"]
