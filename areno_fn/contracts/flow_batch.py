@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from areno_fn.contracts.actions import Actions
-from areno_fn.contracts.errors import RecordError
 from areno_fn.contracts.flow import Conditions, Interval, Process, Transition
-from areno_fn.contracts.record import record, shown, static
-from areno_fn.contracts.shapes import require_vectors
+from areno_fn.contracts.record import record, static
+from areno_fn.contracts.shapes import require_latents, require_vectors
 
 
 @record
@@ -47,7 +44,7 @@ class Denoising:
 
     def __check__(self) -> None:
         require_vectors(self, "old", "advantage", "weight", "segments")
-        _same_latents(self, self.state, "taken", "mask")
+        require_latents(self, self.state, "taken", "mask")
 
 
 @record
@@ -102,7 +99,7 @@ class Noised:
 
     def __check__(self) -> None:
         require_vectors(self, "sigma", "timestep", "weight", "factor", "advantage", "groups")
-        _same_latents(self, self.state, "target", "mask", "old", "reference", "average")
+        require_latents(self, self.state, "target", "mask", "old", "reference", "average")
 
 
 @record
@@ -118,13 +115,4 @@ class Velocities:
     batch: Noised
 
     def __check__(self) -> None:
-        _same_latents(self, self.batch.state, "velocity")
-
-
-def _same_latents(value: object, like: torch.Tensor, *names: str) -> None:
-    for name in names:
-        found: Any = getattr(value, name)
-        if found is not None and found.shape != like.shape:
-            raise RecordError(
-                f"{type(value).__name__}.{name} has the shape of {shown(found)}, but the latents are {shown(like)}"
-            )
+        require_latents(self, self.batch.state, "velocity")

@@ -30,3 +30,15 @@ def require_scalar(tensor: torch.Tensor, name: str) -> None:
     """
     if tensor.ndim or not tensor.is_floating_point():
         raise RecordError(f"{name} must be one floating number, shape [], received {shown(tensor)}")
+
+
+def require_latents(value: object, like: torch.Tensor, *names: str) -> None:
+    """Refuses fields that are not of the shape of the latents beside them; a field that is None is passed over.
+
+    Raises:
+        RecordError: names the field and both shapes.
+    """
+    for name in names:
+        found = getattr(value, name)
+        if found is not None and found.shape != like.shape:
+            raise RecordError(f"{type(value).__name__}.{name} is {shown(found)}, but the latents are {shown(like)}")

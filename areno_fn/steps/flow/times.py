@@ -57,12 +57,18 @@ def share(first: float, last: float) -> tuple[float, float]:
 
 def sampled_times(times: Times, key: Key, ids: torch.Tensor) -> torch.Tensor:
     """Noise levels strictly inside (0, 1), float32 [B], for ids int64 [B]."""
-    ends = torch.tensor([times.low, times.high], dtype=torch.float64, device=ids.device)
+    low, high = (torch.full(ids.shape, end, dtype=torch.float64, device=ids.device) for end in (times.low, times.high))
+    return times_between(times, key, ids, low, high)
+
+
+def times_between(times: Times, key: Key, ids: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    """Noise levels between bounds of their own [B], in the place of `times.low` and `times.high`, float32 [B]."""
+    low, high = low.double(), high.double()
     quantile, distribution = _QUANTILES[times.kind]
-    below, above = distribution(unshifted(ends, times.shift).clamp(0.0, 1.0), times)
+    below, above = (distribution(unshifted(end, times.shift).clamp(0.0, 1.0), times) for end in (low, high))
     levels = shifted(quantile(below + _places(times, key, ids) * (above - below), times), times.shift)
     smallest = torch.finfo(torch.float32).tiny
-    return levels.clamp(times.low, times.high).float().clamp(smallest, HIGHEST)
+    return torch.minimum(torch.maximum(levels, low), high).float().clamp(smallest, HIGHEST)
 
 
 def sampled_steps(key: Key, ids: torch.Tensor, candidates: torch.Tensor, *, spread: bool = True) -> torch.Tensor:
