@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import attrs
 import torch
@@ -48,9 +49,8 @@ class Bounds:
             )
 
 
-@attrs.frozen(kw_only=True)
-class Units:
-    """What a term stands for: a decision, or a sequence of them.
+class Units(NamedTuple):
+    """What a term stands for: a decision, or a sequence of them. Made inside a stage, so of a kind that compiles.
 
     Attributes:
         of: from numbers per decision to numbers per unit.
