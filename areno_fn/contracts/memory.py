@@ -31,10 +31,10 @@ class Place:
     stop: int
 
     def same(self, other: Place) -> bool:
-        """Whether both are one tensor: the same elements of the same memory in the same order."""
+        """Whether two tensors of one space are one: the same elements of the same memory in the same order."""
         one, two = self.tensor, other.tensor
         alike = one.dtype == two.dtype and one.shape == two.shape and one.stride() == two.stride()
-        return alike and self.space == other.space and self.start == other.start
+        return alike and self.start == other.start
 
 
 def place(path: str, owner: tuple[str, str], tensor: torch.Tensor) -> Place:
@@ -81,8 +81,7 @@ def _share_byte(one: Place, other: Place) -> bool:
 
 
 def _bytes(memory: torch.Tensor, one: Place, low: int) -> torch.Tensor:
-    """The bytes of a tensor within the memory from `low` on, as a view; a repeated element is there once."""
+    """The bytes of a tensor within the memory from `low` on, as a view."""
     size = one.tensor.element_size()
     strides = [stride * size for stride in one.tensor.stride()]
-    lengths = [length if stride else 1 for length, stride in zip(one.tensor.shape, strides, strict=True)]
-    return memory.as_strided([*lengths, size], [*strides, 1], one.start - low)
+    return memory.as_strided([*one.tensor.shape, size], [*strides, 1], one.start - low)

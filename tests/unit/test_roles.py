@@ -115,6 +115,14 @@ def test_leaves_of_one_role_may_be_parts_of_one_buffer_that_share_no_byte(
         RoleLayout(roles=(Role(name="actor"),)).check(one)
 
 
+def test_an_optimizer_may_hold_any_view_of_what_it_moves() -> None:
+    state = params()
+    moments = {"actor": {"slow": state["actor"]["w"].flatten()[1:]}}
+    TWO.check(state, optim=moments)
+    with pytest.raises(RecordError, match=r"actor\.w and optim\.actor\.slow share storage, and role 'actor' is moved"):
+        TWO.check(state, optim=moments, in_place=("actor",))
+
+
 def test_only_a_trainable_role_is_moved_in_place() -> None:
     with pytest.raises(RecordError, match="role 'judge' cannot be moved in place; trainable roles are actor, critic"):
         TWO.check(params(), in_place=("judge",))
