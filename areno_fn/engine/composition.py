@@ -124,14 +124,18 @@ def _ppo(phase: Phase, algorithm: PPO, where: str) -> Iterator[str]:
         )
 
 
+def snapshots_of(phase: Phase) -> list[str]:
+    """The names of the snapshots that a phase keeps."""
+    algorithm = phase.algorithm
+    compared = isinstance(algorithm, DPO) or (isinstance(algorithm, Sampled) and algorithm.kl_coef > 0)
+    return ["reference"] * compared + ["ema"] * (phase.ema is not None)
+
+
 def _snapshots(spec: RunSpec, phase: Phase, where: str) -> Iterator[str]:
-    algorithm, kept = phase.algorithm, []
-    if isinstance(algorithm, DPO) or (isinstance(algorithm, Sampled) and algorithm.kl_coef):
-        kept.append("reference")
-    elif isinstance(algorithm, Sampled) and algorithm.reference_every:
+    algorithm, kept = phase.algorithm, snapshots_of(phase)
+    if isinstance(algorithm, Sampled) and algorithm.reference_every and not algorithm.kl_coef:
         yield f"{where}.algorithm.reference_every: without kl_coef there is no reference to renew; give kl_coef, or remove this"
     if phase.ema is not None:
-        kept.append("ema")
         yield from _average(spec, phase, phase.ema, f"{where}.ema")
     for name in dict.fromkeys(phase.offload):
         if name not in kept:

@@ -79,6 +79,7 @@ def train(plan: Plan, state: TrainState, recorder: Recorder, stop: Callable[[], 
             recorder.save(state)
         if stopping:
             break
+    _let_go(plan)
     return state
 
 
@@ -115,6 +116,8 @@ def _behind(plan: Plan, cursor: Cursor) -> Cursor:
 def _step(plan: Plan, phase: PhasePlan, state: TrainState, recorder: Recorder, references: References) -> TrainState:
     watch = Stopwatch()
     judged: Judged | None = None
+    if phase.prompts is None:
+        _let_go(plan)
     if phase.pairs:
         state, metrics = _preference_step(plan, phase, state, references)
     elif phase.prompts is None:
@@ -171,8 +174,7 @@ def _generation_step(plan: Plan, phase: PhasePlan, state: TrainState) -> tuple[T
     rows = _rows(phase, state)
     watch = Stopwatch()
     rollout = sample(state, pad_prompts(prompts, rows, plan.device))
-    if plan.merged is not None:
-        plan.merged.clear()
+    _let_go(plan)
     texts = completions(rollout, plan.tokenizer)
     seconds = {"time/rollout": watch.lap()}
     samples = len(texts) // len(rows)
@@ -189,6 +191,12 @@ def _generation_step(plan: Plan, phase: PhasePlan, state: TrainState) -> tuple[T
     means = {f"reward/{name}": sum(values) / len(values) for name, values in parts.items()}
     judged = Judged(rows=owners, texts=texts, totals=totals)
     return _advance(phase, state, count_epochs=False), metrics | means | rates | seconds, judged
+
+
+def _let_go(plan: Plan) -> None:
+    """What completions were drawn with is not kept beside a training step."""
+    if plan.merged is not None:
+        plan.merged.clear()
 
 
 def _rows(phase: PhasePlan, state: TrainState) -> list[int]:

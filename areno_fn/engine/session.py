@@ -18,9 +18,10 @@ from areno_fn.ckpt.resume import latest, save_state
 from areno_fn.contracts.errors import DivergenceError, RewardError, SpecError
 from areno_fn.contracts.identity import ACCEPTABLE, check_accepted
 from areno_fn.contracts.record import donate
-from areno_fn.contracts.spec import RunSpec
+from areno_fn.contracts.spec import Phase, RunSpec
 from areno_fn.contracts.state import TrainState
 from areno_fn.engine import summary
+from areno_fn.engine.composition import snapshots_of
 from areno_fn.engine.export import ADAPTER, AVERAGED, export, exports_average
 from areno_fn.engine.finetune import LoraPlan
 from areno_fn.engine.loop import train
@@ -96,11 +97,16 @@ def describe(spec: RunSpec, *, resume: bool = False, overwrite: bool = False, ac
             f"{phase.steps} steps of {phase.spec.batch.rows} rows from {phase.size}"
         )
         lines += [f"    {line}" for line in described(phase.spec, made.trained)]
+        lines += [f"    keeps {name}{_place(phase.spec, name)}" for name in snapshots_of(phase.spec)]
         lines += _rehearsed(f"phases.{phase.spec.name}.rewards", phase.rewards, phase.rows)
     if made.evaluation is not None:
         lines.append(f"  evaluation: {len(made.evaluation.rows)} rows")
         lines += _rehearsed("evaluation.rewards", made.evaluation.rewards, made.evaluation.rows)
     return "\n".join(lines)
+
+
+def _place(phase: Phase, name: str) -> str:
+    return ", on the host" if name in phase.offload else ""
 
 
 def _rehearsed(where: str, rewards: Sequence[Reward], rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -129,6 +129,11 @@ def test_averages_are_shown_beside_the_evaluation(spec: Path, tmp_path: Path) ->
     assert f"its average in {tmp_path / 'out/export_ema'}" in said.out
 
 
+def test_a_dry_run_says_which_snapshots_are_kept(spec: Path, tmp_path: Path) -> None:
+    said = tiny.run(spec, tmp_path / "out", "--dry-run", phases__grpo__ema={}, phases__grpo__offload=["reference"]).out
+    assert said.count("keeps") == 2 and "    keeps reference, on the host\n    keeps ema\n" in said
+
+
 # ------------------------------------------------------------------------------------- resume, offload
 
 KEPT: Mapping[str, Any] = {
@@ -272,12 +277,12 @@ def test_R3_merged_weights_are_made_once_for_every_policy_and_let_go_before_trai
     done(spec, tmp_path / "out", **WATCHED, phases__sft__steps=1, phases__grpo__steps=2, evaluation__every=1)
     made = "nothing to let go"
     assert told == [
-        *("asked", made),  # the run's first evaluation
-        *("asked", "let go"),  # behind the supervised step: what is stale goes before the new one is made
-        *("asked", "let go"),  # a rollout with the same policy makes nothing
-        *("asked", made),  # the evaluation behind the update
-        *("asked", "let go"),  # the second rollout
+        *("asked", made, "let go"),  # the run's first evaluation, then a supervised step
+        *("asked", made),  # an evaluation
+        *("asked", "let go"),  # a rollout with the same policy makes nothing; then an update
         *("asked", made),
+        *("asked", "let go"),
+        *("asked", made, "let go"),  # the last evaluation, and the end
     ]
 
 
