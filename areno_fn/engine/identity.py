@@ -9,7 +9,6 @@ from itertools import chain, groupby
 from typing import Any
 
 import msgspec
-from msgspec.structs import asdict
 
 from areno_fn import tree
 from areno_fn.contracts.errors import CheckpointError
@@ -21,13 +20,14 @@ from areno_fn.engine.model import ModelPlan
 from areno_fn.engine.optimizers import Mover
 from areno_fn.engine.phases import PhasePlan
 from areno_fn.engine.rewards import models_of
+from areno_fn.engine.told import told
 from areno_fn.steps.joins import Stage, stage_name
 from areno_fn.world.rewards import Reward
 
 _UNSAID = {
     "family": "the model's family",
     "model": "the configuration of the model",
-    "phases": "a loss of one's own, the end tokens, or what is in the folder of a reward model",
+    "phases": "a loss of one's own, the end tokens, what is in the folder of a reward model, or the release",
     "data": "the rows of the data",
     "parameters": "the shapes or dtypes of the parameters, or which are trained",
     "optimizers": "the optimizers, or one of one's own",
@@ -63,12 +63,12 @@ def identity_of(
     return RunIdentity(
         family=model.family.name,
         model=digest(model.hf_config),
-        phases=digest([_settings(spec, "phases", _tied(spec)), named, list(stop), *contents]),
+        phases=digest([_settings(spec, "phases", _tied(spec), full=False), named, list(stop), *contents]),
         data=digest([_data(phase) for phase in phases]),
         parameters=digest(
             [
                 *_leaves(model.shapes()),
-                *([] if spec.finetune == FullFinetune() else [spec.finetune]),
+                *([] if spec.finetune == FullFinetune() else [told(spec.finetune, full=False)]),
                 *([] if critic is None else _leaves(critic.shapes())),
             ]
         ),
@@ -106,11 +106,12 @@ def require_same_run(
     raise CheckpointError(f"{where} belongs to another run: {shown}; {way_out(fields)}")
 
 
-def _settings(spec: RunSpec, field: str, tied: bool) -> Any:
+def _settings(spec: RunSpec, field: str, tied: bool, *, full: bool) -> Any:
     """The part of a specification behind a field of the identity, in plain values.
 
     Args:
         tied: the length of the last phase counts.
+        full: with what is at its default.
     """
     names = [phase.name for phase in spec.phases]
     parts: dict[str, Any] = {"seed": spec.seed}
@@ -118,19 +119,19 @@ def _settings(spec: RunSpec, field: str, tied: bool) -> Any:
         read = [{"data": phase.data, "batch": phase.batch} for phase in spec.phases]
         parts = {"tokenizer": spec.tokenizer, "phases": dict(zip(names, read, strict=True))}
     elif field == "phases":
-        kept = [_phase(phase, long=tied or phase is not spec.phases[-1]) for phase in spec.phases]
-        judges = _judges(spec.evaluation) if any(phase.stop_at for phase in spec.phases) else None
+        kept = [_phase(phase, tied or phase is not spec.phases[-1], full) for phase in spec.phases]
+        judges = _judges(spec.evaluation, full) if any(phase.stop_at for phase in spec.phases) else None
         parts = {"phases": dict(zip(names, kept, strict=True)), "evaluation": judges, "the order of phases": names}
     elif field == "optimizers":
         parts = {"phases": {phase.name: {"optimizers": phase.optimizers} for phase in spec.phases}}
     elif field in ("family", "model", "parameters"):
         parts = {"model": spec.model, "finetune": spec.finetune}
-    return msgspec.to_builtins(parts)
+    return told(parts, full=full)
 
 
 def _optimizers(spec: RunSpec, movers: Mapping[str, Mover | Mapping[str, Mover]]) -> Any:
     """The settings of the optimizers, and the name of every one that replaces them."""
-    said = _settings(spec, "optimizers", _tied(spec))
+    said = _settings(spec, "optimizers", _tied(spec), full=False)
     own = {name: _named(mover) for name, mover in movers.items()}
     return [said, own] if own else said
 
@@ -141,30 +142,29 @@ def _named(mover: Mover | Mapping[str, Mover]) -> Any:
     return stage_name(mover.update if isinstance(mover, Transform) else mover[1])
 
 
-def _phase(phase: Phase, *, long: bool) -> dict[str, Any]:
-    kept = asdict(phase) | {"rewards": _rewards(phase.rewards), "ema": _average(phase.ema)}
-    for name in ("data", "optimizers", "offload", *(() if long else ("steps", "epochs"))):
-        kept.pop(name)
-    return kept
+def _phase(phase: Phase, long: bool, full: bool) -> dict[str, Any]:
+    aside = ("data", "optimizers", "offload", "rewards", "ema", *(() if long else ("steps", "epochs")))
+    judged = {"rewards": _rewards(phase.rewards, full)} if full or phase.rewards else {}
+    return told(phase, full=full, aside=aside) | judged | _average(phase.ema, full)
 
 
-def _average(ema: EMA | None) -> dict[str, Any] | None:
+def _average(ema: EMA | None, full: bool) -> dict[str, Any]:
     """All but what is done with an average."""
-    uses = ("evaluate", "export")
-    return None if ema is None else {name: value for name, value in asdict(ema).items() if name not in uses}
+    return {} if ema is None else {"ema": told(ema, full=full, aside=("evaluate", "export"))}
 
 
-def _judges(evaluation: Evaluation | None) -> dict[str, Any] | None:
-    return None if evaluation is None else asdict(evaluation) | {"rewards": _rewards(evaluation.rewards)}
+def _judges(evaluation: Evaluation | None, full: bool) -> dict[str, Any] | None:
+    if evaluation is None:
+        return None
+    return told(evaluation, full=full, aside=("rewards",)) | {"rewards": _rewards(evaluation.rewards, full)}
 
 
-def _rewards(rewards: Sequence[RewardSpec]) -> list[dict[str, Any]]:
+def _rewards(rewards: Sequence[RewardSpec], full: bool) -> list[dict[str, Any]]:
     """All but how long an answer is waited for: a run whose reward took too long goes on with more time.
 
     Of a model that judges, what its folder holds counts, wherever that lies.
     """
-    aside = ("timeout", "concurrency", "path")
-    return [{name: value for name, value in asdict(reward).items() if name not in aside} for reward in rewards]
+    return [told(reward, full=full, aside=("timeout", "concurrency", "path")) for reward in rewards]
 
 
 def _contents(judges: Sequence[Sequence[Reward]]) -> list[list[list[str]]]:
@@ -191,7 +191,7 @@ def _tied(spec: RunSpec) -> bool:
 
 def _changes(before: RunSpec, now: RunSpec, field: str) -> Iterator[str]:
     tied = _tied(before) or _tied(now)
-    yield from _differences(_settings(before, field, tied), _settings(now, field, tied), "")
+    yield from _differences(_settings(before, field, tied, full=True), _settings(now, field, tied, full=True), "")
     if field == "phases":
         yield from _differences(_paths(before), _paths(now), "")
 

@@ -2,6 +2,9 @@
 
 An upgrade knows its own two versions only. What it does not understand it leaves as it is, so that a mistake in an old
 file gets the sentence that it gets in a new one; so it does with what is already said as the later version says it.
+
+A field that is new, with a default under which runs do what they did, needs no version. A default that changes does: the
+upgrade writes the old one where nothing is said.
 """
 
 from __future__ import annotations
