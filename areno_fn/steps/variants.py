@@ -32,8 +32,8 @@ def itself(value: T) -> T:
 
 
 def snapshot(params: T) -> T:
-    """A copy in memory of its own. Leaves that are one tensor stay one; strides stay as they are."""
-    return _each(torch.clone, params)
+    """A copy in memory of its own. Leaves that are one tensor stay one; what is no tensor stays as it is."""
+    return _each(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, params)
 
 
 @attrs.frozen(kw_only=True)
@@ -181,11 +181,11 @@ def _like(first: Any, second: Any) -> list[Any]:
     return tree.leaves(tree.map(lambda _, leaf: leaf, first, second))
 
 
-def _each(function: Callable[..., torch.Tensor], first: T, *rest: Any) -> T:
+def _each(function: Callable[..., Any], first: T, *rest: Any) -> T:
     """Maps trees as `tree.map` does, but once for tensors that are there several times."""
-    made: dict[tuple[int, ...], torch.Tensor] = {}
+    made: dict[tuple[int, ...], Any] = {}
 
-    def one(*leaves: torch.Tensor) -> torch.Tensor:
+    def one(*leaves: Any) -> Any:
         key = tuple(id(leaf) for leaf in leaves)
         if key not in made:
             made[key] = function(*leaves)

@@ -156,6 +156,7 @@ def test_leaves_that_are_one_tensor_stay_one() -> None:
     average = ema_begin(tied)
     for made in (snapshot(tied), average, ema_update(average, tied, 0.5), ema_params(average, tied)):
         assert made["embed"] is made["head"] and made["embed"] is not shared
+    assert snapshot({"w": shared, "count": 3})["count"] == 3
 
 
 # ------------------------------------------------------------------------------------- schedules, cadence
