@@ -112,7 +112,8 @@ def ema_decay(spec: EMA, updates: int) -> float:
     """
     if spec.schedule == "warmup":
         return min(spec.decay, (1 + updates) / (10 + updates))
-    return spec.decay * min(1.0, updates / spec.ramp) if spec.schedule == "linear" else spec.decay
+    rising = spec.schedule == "linear" and updates < spec.ramp
+    return spec.decay * updates / spec.ramp if rising else spec.decay
 
 
 def averaging(state: TrainState, role: str = "actor", shelf: Shelf = Shelf()) -> TrainState:
