@@ -18,13 +18,12 @@ def content_of(folder: HFFolder, beside: Iterable[str] = ()) -> str:
     """A digest of the configuration and of every byte of the weights; where the folder lies is no part of it.
 
     Args:
-        beside: names of further files that count where they are there.
+        beside: names of further files of the folder that count.
 
     Raises:
         CheckpointError: a file cannot be read.
     """
-    others = [name for name in sorted(beside) if (folder.path / name).is_file()]
-    names = [*sorted(folder.store.files), *others]
+    names = [*sorted(folder.store.files), *sorted(beside)]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         sums = list(pool.map(_sha256, [folder.path / name for name in names]))
     return digest([dict(folder.config), list(zip(names, sums, strict=True))])

@@ -16,21 +16,9 @@ from areno_fn.contracts.state import TrainState
 from areno_fn.engine.adapter_files import save_adapter
 from areno_fn.engine.finetune import LoraPlan
 from areno_fn.engine.plan import Plan
+from areno_fn.engine.tokenizer_files import PATTERNS, tokenizer_files
 from areno_fn.steps.recipes import ACTOR, CRITIC
 from areno_fn.world import tokenizer_export
-
-_TOKENIZER_FILES = (
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab*",
-    "merges.txt",
-    "chat_template*",
-    "additional_chat_templates/*",
-    "*.model",
-    "*.tiktoken",
-)
-
 
 ADAPTER = "adapter"
 """Name of the PEFT folder beside the exported model."""
@@ -75,7 +63,7 @@ def _export_actor(plan: Plan, params: Mapping[str, Any], folder: Path, ending: s
         dtype=plan.spec.export.dtype,
         shard_bytes=plan.spec.export.shard_bytes,
         files=own,
-        without=_TOKENIZER_FILES if own else (),
+        without=PATTERNS if own else (),
     )
 
 
@@ -124,5 +112,4 @@ def _tokenizer_files(plan: Plan) -> dict[str, bytes]:
 
 
 def _read(folder: Path) -> dict[str, bytes]:
-    found = {path for pattern in _TOKENIZER_FILES for path in folder.glob(pattern) if path.is_file()}
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(found)}
+    return {name: path.read_bytes() for name, path in tokenizer_files(folder).items()}

@@ -19,6 +19,7 @@ from areno_fn.contracts.spec import HFTokenizer, ModelReward
 from areno_fn.contracts.valued import Valued
 from areno_fn.engine.model import require_computable
 from areno_fn.engine.place import at
+from areno_fn.engine.tokenizer_files import tokenizer_files
 from areno_fn.models import Family, valued
 from areno_fn.steps.token.judge import judge
 from areno_fn.world import tokenizer as tokenizers
@@ -28,19 +29,6 @@ from areno_fn.world.examples import encode_prompt
 from areno_fn.world.judged_text import encode_judged
 from areno_fn.world.rewards import Judge
 from areno_fn.world.tokenizer import Tokenizer
-
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -96,7 +84,7 @@ class RewardModel:
 
     def content(self) -> str:
         """A digest of all that decides what it says."""
-        return content_of(self.folder, _TOKENIZER_FILES)
+        return content_of(self.folder, tokenizer_files(self.folder.path))
 
     def read(self, row: Mapping[str, Any], completion: str, drawn: Drawn) -> Sequence[int]:
         """The tokens by which it judges a completion.

@@ -168,6 +168,19 @@ def test_ppo_and_gspo_learn_from_a_reward_model(home: Path) -> None:
         assert any("reward/liked" in line for line in tiny.lines(home / "out" / "metrics.jsonl"))
 
 
+def test_what_a_critic_has_learnt_can_judge_another_run(home: Path) -> None:
+    """The folder that a run leaves of its critic is one of a reward model, tokenizer included."""
+    algorithm = {"kind": "ppo", "samples": 4, "sampling": {"max_tokens": 4}}
+    moved = [{"kind": "adamw", "lr": 0.003}, {"kind": "adamw", "lr": 0.003, "role": "critic"}]
+    short = SHORT | {"phases__grpo__algorithm": algorithm, "phases__grpo__optimizers": moved, "phases__grpo__steps": 2}
+    first = tiny.run(tiny.write_spec(home), home / "first", **short, export__roles=["critic"], evaluation=None)
+    assert (first.code, first.err) == (0, "")
+    done = start(home, model="first/critic", phases__grpo__steps=1)
+    assert (done.code, done.err) == (0, "")
+    steps = [line for line in tiny.lines(home / "out" / "metrics.jsonl") if "reward/liked" in line]
+    assert steps[0]["reward/liked"] != 0.0, "a critic that has learnt nothing says 0"
+
+
 # ------------------------------------------------------------------------------------------ conversations
 
 
