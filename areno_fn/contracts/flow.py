@@ -19,6 +19,7 @@ from areno_fn.contracts.shapes import require_vectors
 Dynamics = Literal["ode", "flow_sde", "dance_sde", "cps"]
 Over = Literal["mean", "sum"]
 Likelihood = Literal["gaussian", "unscaled"]
+Solver = Literal["euler", "unipc"]
 
 
 @attrs.frozen(kw_only=True)
@@ -30,6 +31,7 @@ class Process:
         guidance: weight of classifier-free guidance, at least 1; 1 asks the model once.
         over: whether a log-probability is the mean or the sum over the elements of a latent. The mean is what
             implementations use; the sum is the log-density.
+        solver: "euler", or for the ODE "unipc" of second order, whose steps cannot be replayed one by one.
         likelihood: "gaussian", or "unscaled", -(x' - mean)^2, as published implementations score CPS.
 
     Raises:
@@ -40,14 +42,17 @@ class Process:
     guidance: float = 1.0
     over: Over = "mean"
     likelihood: Likelihood = "gaussian"
+    solver: Solver = "euler"
 
     def __attrs_post_init__(self) -> None:
-        for name, names in (("dynamics", Dynamics), ("over", Over), ("likelihood", Likelihood)):
+        for name, names in (("dynamics", Dynamics), ("over", Over), ("likelihood", Likelihood), ("solver", Solver)):
             if getattr(self, name) not in get_args(names):
                 listed = ", ".join(get_args(names))
                 raise SpecError(f"{name} {getattr(self, name)!r} does not exist; choose one of {listed}")
         if not self.guidance >= 1:
             raise SpecError(f"guidance must be at least 1, where 1 means none, received {self.guidance}")
+        if self.solver != "euler" and self.dynamics != "ode":
+            raise SpecError(f"the solver {self.solver!r} is for the dynamics 'ode', received {self.dynamics!r}")
 
 
 @record

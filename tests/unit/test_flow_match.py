@@ -147,7 +147,7 @@ def test_mistakes_are_refused() -> None:
     with pytest.raises(SpecError, match="query 'below' does not exist"):
         replays(trajectory(), Key.of(0), Times(), query="below")
     noisy = flow_sampler(POLICY, Process())(PARAMS, prompts(2), Key.of(1), flow_match(4), noise_levels(4, None))
-    with pytest.raises(SpecError, match="steps are replayed on a rollout of the ODE, received one of 'flow_sde'"):
+    with pytest.raises(SpecError, match="on a rollout of the ODE by Euler's method, received one of 'flow_sde'"):
         replays(noisy, Key.of(0), Times())
 
 

@@ -174,6 +174,8 @@ def test_the_ode_has_no_density() -> None:
         ({"dynamics": "sde"}, "dynamics 'sde' does not exist; choose one of ode, flow_sde, dance_sde, cps"),
         ({"over": "median"}, "over 'median' does not exist"),
         ({"likelihood": "laplace"}, "likelihood 'laplace' does not exist"),
+        ({"solver": "heun"}, "solver 'heun' does not exist; choose one of euler, unipc"),
+        ({"solver": "unipc"}, "the solver 'unipc' is for the dynamics 'ode', received 'flow_sde'"),
         ({"guidance": 0.5}, "guidance must be at least 1"),
     ],
 )

@@ -59,8 +59,12 @@ def replays(
     """
     if query not in QUERIES:
         raise SpecError(f"query {query!r} does not exist; choose one of {', '.join(QUERIES)}")
-    if trajectory.process.dynamics != "ode":
-        raise SpecError(f"steps are replayed on a rollout of the ODE, received one of {trajectory.process.dynamics!r}")
+    process = trajectory.process
+    if process.dynamics != "ode" or process.solver != "euler":
+        raise SpecError(
+            f"steps are replayed on a rollout of the ODE by Euler's method, "
+            f"received one of {process.dynamics!r} by {process.solver!r}"
+        )
     ids, schedule = trajectory.ids, trajectory.schedule
     batches = []
     for step in places(steps, schedule.steps):
@@ -81,7 +85,7 @@ def replays(
                 conditions=trajectory.conditions,
                 weight=torch.ones_like(sigma),
                 mask=trajectory.mask,
-                guidance=trajectory.process.guidance,
+                guidance=process.guidance,
                 real_guidance=real_guidance,
             )
         )

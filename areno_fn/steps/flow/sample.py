@@ -18,6 +18,7 @@ from areno_fn.steps.flow.latents import live
 from areno_fn.steps.flow.noise import latent_noise
 from areno_fn.steps.flow.schedule import intervals, places
 from areno_fn.steps.flow.transition import draw, log_prob, transition
+from areno_fn.steps.flow.unipc import Memory, unipc_step
 
 
 def flow_sampler(policy: FlowPolicy, process: Process) -> Callable[..., Trajectory]:
@@ -68,12 +69,17 @@ def flow_sampler(policy: FlowPolicy, process: Process) -> Callable[..., Trajecto
         conditions = tree.map(lambda x: x[owner], prompts.conditions)
         mask = None if prompts.mask is None else prompts.mask[owner]
         tape = _Tape(kept=kept, noisy=noisy)
+        memory = Memory()
         with torch.no_grad():
             state = live(latent_noise(key.fold("start"), ids, policy.latent_shape), mask).to(dtype)
             for step in range(schedule.steps):
                 tape.see_state(step, state)
                 interval = intervals(schedule, levels, torch.full_like(ids, step))
                 velocity = ask(params, state, interval.timestep, conditions)
+                if process.solver == "unipc":
+                    following, memory = unipc_step(memory, state, velocity, schedule, step)
+                    state = live(following, mask).to(dtype)
+                    continue
                 now = transition(state, velocity, interval, process.dynamics)
                 noise = torch.zeros_like(now.mean)
                 if step in noisy:
