@@ -116,6 +116,19 @@ def test_noise_differs_by_key_id_step_and_element() -> None:
     assert torch.equal(latent_noise(KEY, ids.flip(0), SHAPE, 1), latent_noise(KEY, ids, SHAPE, 1).flip(0))
 
 
+def test_every_step_draws_noise_of_its_own() -> None:
+    """What a step added to its mean, over its deviation, is the noise of (key, id, step), and no two are alike."""
+    drawn = rollout(Process(dynamics="dance_sde"))
+    added = []
+    for step, batch in enumerate(denoising(drawn, torch.zeros(3))):
+        now = move(POLICY)(PARAMS, batch).now
+        added.append((batch.taken - now.mean) / now.std[:, None, None])
+        assert torch.allclose(added[-1], latent_noise(KEY.fold("step"), drawn.ids, SHAPE, step), atol=1e-4)
+    assert len({round(x, 4) for x in torch.stack(added).flatten().tolist()}) == 5 * 3 * 6
+    start = latent_noise(KEY.fold("start"), drawn.ids, SHAPE)
+    assert torch.equal(drawn.state(0), start) and not torch.allclose(start, added[0], atol=1e-2)
+
+
 def test_sampling_is_pure() -> None:
     sampler = flow_sampler(POLICY, Process(dynamics="cps"))
     laws.pure(sampler, PARAMS, prompts(2), KEY, SCHEDULE, noise_levels(6, [1, 3]))

@@ -142,6 +142,14 @@ def test_log_probability_is_that_of_torch_distributions() -> None:
     assert torch.allclose(log_prob(now, taken, likelihood="unscaled"), -square.mean(1), atol=1e-6)
 
 
+def test_what_was_taken_is_data() -> None:
+    """Even where it was made of the mean: a gradient through it would cancel that of the mean."""
+    mean = numbers("mean", 2, 3).requires_grad_()
+    now = Transition(mean=mean, std=torch.full((2,), 0.5), velocity=mean, dynamics="cps")
+    (gradient,) = torch.autograd.grad(log_prob(now, mean + 0.25).sum(), mean)
+    assert torch.allclose(gradient, torch.full((2, 3), 0.25 / 0.5**2 / 3))
+
+
 def test_what_is_masked_has_neither_value_nor_gradient() -> None:
     mask = torch.tensor([[True, False, True, False]])
     mean = torch.tensor([[0.1, math.nan, -0.2, 3.0]], requires_grad=True)
