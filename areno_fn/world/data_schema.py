@@ -61,7 +61,7 @@ def schema(row: Row) -> tuple[str, ...]:
             return keys
     raise DataError(
         f"{row.where}: a row with the keys {_keys(row)} has nothing to train on; legal shapes are {_LEGAL}; "
-        f"the row is {_shown(row)}"
+        f"the row is {shown(row)}"
     )
 
 
@@ -76,7 +76,7 @@ def require_schema(row: Row) -> None:
         if not known:
             raise DataError(
                 f"{row.where}: a row with the keys {_keys(row)} has no known shape; legal shapes are {_LEGAL}; "
-                f"`columns` renames keys; the row is {_shown(row)}"
+                f"`columns` renames keys; the row is {shown(row)}"
             )
 
 
@@ -93,7 +93,7 @@ def prompt(row: Row) -> Prompt:
     if key is None:
         raise DataError(
             f"{row.where}: a row with the keys {_keys(row)} has no prompt; give 'prompt' or 'question', or rename "
-            f"a key with `columns`; the row is {_shown(row)}"
+            f"a key with `columns`; the row is {shown(row)}"
         )
     if key == "prompt":
         return Prompt(messages=_opening(row, key)) if isinstance(row[key], list) else Prompt(text=text(row, key))
@@ -111,7 +111,7 @@ def text(row: Row, key: str) -> str:
     """
     value = row[key]
     if not isinstance(value, str):
-        raise DataError(f"{row.where}: {key!r} must be text, received {_kind(value)}")
+        raise DataError(f"{row.where}: {key!r} must be text, received {_kind(value)}; the row is {shown(row)}")
     return value
 
 
@@ -137,12 +137,19 @@ def turns(row: Row, key: str) -> tuple[dict[str, Any], ...]:
     """
     given = row[key]
     if not isinstance(given, list) or not given:
-        raise DataError(f"{row.where}: {key!r} must be a list of at least one message, received {_kind(given)}")
+        raise DataError(
+            f"{row.where}: {key!r} must be a list of at least one message, received {_kind(given)}; the row is {shown(row)}"
+        )
     for index, turn in enumerate(given):
         if not isinstance(turn, dict) or not all(isinstance(turn.get(name), str) for name in ("role", "content")):
-            raise DataError(f"{row.where}: {key}[{index}] must be an object with 'role' and 'content' in text")
+            raise DataError(
+                f"{row.where}: {key}[{index}] must be an object with 'role' and 'content' in text; the row is {shown(row)}"
+            )
         if turn["role"] not in ROLES:
-            raise DataError(f"{row.where}: {key}[{index}] has the role {turn['role']!r}; roles are {', '.join(ROLES)}")
+            raise DataError(
+                f"{row.where}: {key}[{index}] has the role {turn['role']!r}; roles are {', '.join(ROLES)}; "
+                f"the row is {shown(row)}"
+            )
     return tuple(given)
 
 
@@ -159,7 +166,7 @@ def _keys(row: Row) -> str:
     return ", ".join(sorted(row)) or "none"
 
 
-def _shown(row: Row) -> str:
+def shown(row: Row) -> str:
     """The row as JSON on one line, as far as it is of help."""
     line = json.dumps(row, ensure_ascii=False, default=repr)
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."

@@ -62,7 +62,10 @@ def encode_pairs(rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, ove
 def _encode(row: Row, tokenizer: Tokenizer) -> tuple[Flagged, Flagged]:
     missing = [key for key in PAIR if key not in row]
     if missing:
-        raise DataError(f"{row.where}: a row with the keys {', '.join(sorted(row))} has no {missing[0]!r}; {_LEGAL}")
+        raise DataError(
+            f"{row.where}: a row with the keys {', '.join(sorted(row))} has no {missing[0]!r}; {_LEGAL}; "
+            f"the row is {data_schema.shown(row)}"
+        )
     kinds = {type(row[key]) for key in PAIR}
     if kinds == {str}:
         prompt = data_schema.prompt(row)
@@ -75,7 +78,9 @@ def _encode(row: Row, tokenizer: Tokenizer) -> tuple[Flagged, Flagged]:
         )
         return chosen, rejected
     received = " and ".join(type(row[key]).__name__ for key in PAIR)
-    raise DataError(f"{row.where}: 'chosen' and 'rejected' are {received}; {_LEGAL}")
+    raise DataError(
+        f"{row.where}: 'chosen' and 'rejected' are {received}; {_LEGAL}; the row is {data_schema.shown(row)}"
+    )
 
 
 def _conversations(row: Row) -> tuple[Turns, tuple[Turns, Turns]]:

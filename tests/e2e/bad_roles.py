@@ -313,7 +313,14 @@ DATA = (
     Case(
         "a pair with one answer",
         dpo({"prompt": "1+1=", "chosen": "2"}),
-        r"phases\.sft\.data: {at}/rows\.jsonl:1: .*'?rejected'?.*",
+        r"phases\.sft\.data: {at}/rows\.jsonl:1: a row with the keys chosen, prompt has no 'rejected'; legal are .*; "
+        r"the row is \{\"prompt\": \"1\+1=\", \"chosen\": \"2\"\}",
+    ),
+    Case(
+        "a response that is a number",
+        rows('{"prompt": "1+1=", "response": 2}\n', SFT_DATA),
+        r"phases\.sft\.data: {at}/rows\.jsonl:1: 'response' must be text, received int; the row is "
+        r"\{\"prompt\": \"1\+1=\", \"response\": 2\}",
     ),
     Case(
         "a mixture that lacks a weight",
