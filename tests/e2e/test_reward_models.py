@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
+import tomllib
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import reward_folders
 import tokenizer_folders
@@ -16,8 +19,18 @@ from e2e import tiny
 from safetensors.torch import load_file, save_file
 
 import areno_fn as af
+from areno_fn import tree
+from areno_fn.contracts.record import donate
+from areno_fn.contracts.spec import RunSpec
+from areno_fn.engine.loop import train
+from areno_fn.engine.recorder import Recorder
 from areno_fn.engine.reward_models import ModelJudge
+from areno_fn.engine.rewards import models_of
+from areno_fn.engine.start import initial_state
+from areno_fn.world.display import PlainDisplay
+from areno_fn.world.samples import SampleLog
 from areno_fn.world.tokenizer_bytes import ByteTokenizer
+from areno_fn.world.trackers import JsonlTracker
 
 SHORT: dict[str, Any] = {"phases__sft__steps": 1, "phases__grpo__steps": 4, "phases__grpo__algorithm__minibatches": 1}
 
@@ -179,6 +192,40 @@ def test_what_a_critic_has_learnt_can_judge_another_run(home: Path) -> None:
     assert (done.code, done.err) == (0, "")
     steps = [line for line in tiny.lines(home / "out" / "metrics.jsonl") if "reward/liked" in line]
     assert steps[0]["reward/liked"] != 0.0, "a critic that has learnt nothing says 0"
+
+
+def test_S3_a_critic_from_the_same_folder_trains_and_the_reward_model_stays_as_it_is(home: Path) -> None:
+    algorithm = {"kind": "ppo", "samples": 4, "sampling": {"max_tokens": 4}, "critic": {"path": str(home / "judge")}}
+    table = tomllib.loads(tiny.SPEC)
+    table["phases"][1] |= {
+        "algorithm": algorithm,
+        "optimizers": [{"kind": "adamw", "lr": 0.003}, {"kind": "adamw", "lr": 0.003, "role": "critic"}],
+        "rewards": [{"kind": "model", "path": str(home / "judge")}],
+    }
+    del table["phases"][0], table["evaluation"]
+    plan = af.plan(msgspec.convert(table | {"out": str(home / "out")}, RunSpec))
+    (model,) = models_of(plan.rewards)
+    frozen = model.load()
+    before = {path: leaf.clone() for path, leaf in tree.leaves_with_path(frozen)}
+    state = initial_state(plan)
+    begun = {path: leaf.clone() for path, leaf in tree.leaves_with_path(state.params["critic"])}
+    assert all(torch.equal(begun[path], leaf) for path, leaf in before.items()), "both begin as the folder says"
+    memory = {leaf.untyped_storage().data_ptr() for leaf in tree.leaves(frozen)}
+
+    recorder = Recorder(
+        plan=plan,
+        display=PlainDisplay(io.StringIO()),
+        tracker=JsonlTracker(home / "metrics.jsonl"),
+        sample_log=SampleLog(home / "samples.jsonl"),
+        store=lambda state: None,
+    )
+    last = train(plan, donate(state), recorder)
+    recorder.close()
+    kept = [leaf for part in (last.params, last.optim, last.snapshots) for leaf in tree.leaves(part)]
+    assert memory.isdisjoint(leaf.untyped_storage().data_ptr() for leaf in kept if isinstance(leaf, torch.Tensor))
+    assert not any(torch.equal(leaf, begun[path]) for path, leaf in tree.leaves_with_path(last.params["critic"]))
+    assert model.load() is frozen
+    assert all(torch.equal(before[path], leaf) for path, leaf in tree.leaves_with_path(frozen))
 
 
 # ------------------------------------------------------------------------------------------ conversations
