@@ -17,6 +17,7 @@ from areno_fn.engine.adapter_files import save_adapter
 from areno_fn.engine.finetune import LoraPlan
 from areno_fn.engine.plan import Plan
 from areno_fn.engine.tokenizer_files import PATTERNS, tokenizer_files
+from areno_fn.steps.optimizers.master import in_full
 from areno_fn.steps.recipes import ACTOR, CRITIC
 from areno_fn.world import tokenizer_export
 
@@ -34,6 +35,8 @@ def export(plan: Plan, state: TrainState, folder: Path) -> Path:
     Adapters are merged into it; they are written by themselves too, into the folder `adapter` beside it. Other roles
     are left out, but for those that the specification names, which stand beside it too.
 
+    What is stored in less than float32 is written from its float32 masters, rounded once to the dtype of the file.
+
     An average that the last phase keeps to be exported is written as the actor is, from its own numbers, into folders
     that are called the same with `_ema` behind.
     """
@@ -41,7 +44,8 @@ def export(plan: Plan, state: TrainState, folder: Path) -> Path:
         _export_critic(plan, state, folder.with_name(CRITIC))
     if exports_average(plan):
         _export_actor(plan, plan.phases[-1].averaged(state, wide=True), folder, AVERAGED)
-    return _export_actor(plan, state.params, folder)
+    whole = in_full(state.params[ACTOR], state.optim.get(ACTOR))
+    return _export_actor(plan, {**state.params, ACTOR: whole}, folder)
 
 
 def exports_average(plan: Plan) -> bool:
@@ -73,7 +77,7 @@ def _export_critic(plan: Plan, state: TrainState, folder: Path) -> None:
     assert critic is not None, "the plan refused a role that no phase trains"
     hf.save(
         folder,
-        critic.merged(state.params),
+        critic.merged({**state.params, CRITIC: in_full(state.params[CRITIC], state.optim.get(CRITIC))}),
         critic.layout,
         critic.hf_config if source else _with_end_tokens(plan, critic.hf_config),
         dtype=plan.spec.export.dtype,

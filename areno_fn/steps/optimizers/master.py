@@ -9,7 +9,7 @@ import torch
 from areno_fn import tree
 from areno_fn.contracts.errors import RecordError
 from areno_fn.contracts.optim import Optimizer, Transform
-from areno_fn.contracts.record import record
+from areno_fn.contracts.record import record, replace
 from areno_fn.steps.optimizers.chain import reports
 from areno_fn.steps.reduce import wide
 
@@ -59,6 +59,43 @@ def with_master(transform: Transform) -> Optimizer:
         return stored, MasterState(master=master, inner=inner), reports(inner)
 
     return Optimizer(init=init, apply=apply)
+
+
+def in_full(params: Any, state: Any) -> Any:
+    """Parameters in the precision in which they are moved: the masters of those that are stored in less.
+
+    Args:
+        params: what the optimizer moved last.
+        state: its state; of an optimizer without masters, or of other parameters, nothing is taken.
+    """
+    master = state.master if isinstance(state, MasterState) else {}
+
+    def one(path: str, leaf: Any) -> Any:
+        return master[path] if _is_of(master.get(path), leaf) else leaf
+
+    return tree.map_with_path(one, params)
+
+
+def continued(fresh: Any, before: Any, params: Any) -> Any:
+    """A fresh optimizer state that goes on from the masters of the one before, where it has those of `params`.
+
+    Parameters in bfloat16 do not show what many small updates have added up to; it is not lost where a phase ends.
+    """
+    if not (isinstance(fresh, MasterState) and isinstance(before, MasterState)):
+        return fresh
+    kept = {
+        path: before.master[path]
+        for path, leaf in tree.leaves_with_path(params)
+        if _is_of(before.master.get(path), leaf)
+    }
+    return replace(fresh, master=fresh.master | kept)
+
+
+def _is_of(master: torch.Tensor | None, leaf: Any) -> bool:
+    """Whether a parameter has been derived from a master."""
+    if master is None or not isinstance(leaf, torch.Tensor) or master.shape != leaf.shape or leaf.is_meta:
+        return False
+    return torch.equal(master.to(leaf.dtype), leaf)
 
 
 def _masters(params: Any, master: dict[str, torch.Tensor]) -> Any:

@@ -17,6 +17,7 @@ from areno_fn.contracts.record import replace
 from areno_fn.contracts.spec import EMA
 from areno_fn.contracts.state import TrainState
 from areno_fn.steps.compose import Objective, View, train_step
+from areno_fn.steps.optimizers.master import continued
 from areno_fn.steps.variants import AVERAGE, Shelf, averaging, followed, snapshot
 
 ACTOR = "actor"
@@ -110,13 +111,19 @@ def beginning(
     def begin(state: TrainState) -> TrainState:
         state = replace(
             state,
-            optim={role: optimizer.init(state.params[role]) for role, optimizer in materials.optimizers.items()},
+            optim={role: _ready(state, role, optimizer) for role, optimizer in materials.optimizers.items()},
             snapshots={REFERENCE: materials.shelves[REFERENCE].put(state.params[ACTOR])} if keep_reference else {},
             controls=dict(controls or {}),
         )
         return state if materials.ema is None else averaging(state, ACTOR, materials.shelves[AVERAGE])
 
     return begin
+
+
+def _ready(state: TrainState, role: str, optimizer: Optimizer) -> Any:
+    """A fresh optimizer state, but for the float32 masters that the phase before has left."""
+    params = state.params[role]
+    return continued(optimizer.init(params), state.optim.get(role), params)
 
 
 def moving(objective: Objective, materials: Materials) -> Update:
