@@ -60,6 +60,17 @@ def test_uniform_and_logit_normal_have_their_quantiles(shift: float, spread: boo
         assert bell.quantile(probability).item() == pytest.approx(expected, abs=0.012)
 
 
+def test_a_range_conditions_the_shifted_distribution() -> None:
+    """Uniform, shifted by 3, between .5 and .9: before the shift it lies between .25 and .75, so the median is shift(.5) = .75."""
+    ids = torch.arange(4000)
+    levels = sampled_times(Times(shift=3.0, low=0.5, high=0.9), Key.of(2), ids).double()
+    assert levels.median().item() == pytest.approx(0.75, abs=0.01)
+    assert levels.quantile(0.25).item() == pytest.approx(shifted(0.375, 3.0), abs=0.01)
+    bell = sampled_times(Times(kind="logit_normal", shift=3.0, low=0.75, high=1.0), Key.of(2), ids).double()
+    right_half = 1 / (1 + math.exp(-NormalDist().inv_cdf(0.75)))
+    assert bell.median().item() == pytest.approx(shifted(right_half, 3.0), abs=0.01)
+
+
 def test_a_shift_above_1_means_more_noise_and_is_applied_once() -> None:
     ids = torch.arange(1000)
     plain, moved = (sampled_times(Times(shift=s), Key.of(4), ids) for s in (1.0, 3.0))

@@ -108,7 +108,7 @@ def mixed_noise(implied: torch.Tensor, batch: Replay) -> torch.Tensor:
     """
     kept = (1 - batch.level) / (1 - batch.middle) * batch.middle
     fresh = (batch.level.square() - kept.square()).clamp(min=0).sqrt()
-    total = along(kept, implied) * implied.detach() + along(fresh, implied) * wide(batch.noise)
+    total = along(kept, implied) * implied + along(fresh, implied) * wide(batch.noise)
     return total / along(batch.level, implied)
 
 
