@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from areno_fn import tree
 from areno_fn.contracts.actions import Scores, Sums
 from areno_fn.contracts.batch import Experience, PackedTokens, Pairs
+from areno_fn.contracts.key import Key
 from areno_fn.contracts.record import replace
 from areno_fn.contracts.spec import Sampling
+from areno_fn.random import permutation
 from areno_fn.steps.compose import pipeline
 from areno_fn.steps.objectives.cross_entropy import cross_entropy
 from areno_fn.steps.token.score import score
@@ -138,3 +140,40 @@ def test_a_step_says_which_roles_it_moves_and_which_snapshots_it_renews() -> Non
     ):
         with pytest.raises(AssertionError, match=sentence):
             laws.step_is_pure(both, state(), (packed(),), moves=moves)
+
+
+def test_two_rows_are_tried_in_their_other_order() -> None:
+    """Also where the first order drawn for two rows is the one they are in."""
+    assert [permutation(Key.of(k), 2).tolist() for k in range(2)].count([0, 1]) > 0
+
+    def first_row_alone(params: Any, batch: PackedTokens) -> Sums:
+        place = batch.segments[batch.index]
+        return OBJECTIVE(params, replace(batch, weight=(place == 0).float()))
+
+    for orders in (1, 2):
+        with pytest.raises(AssertionError, match=r"the order \[1, 0\] in 1 parts changes"):
+            laws.permutation_invariant(first_row_alone, PARAMS, take(packed(), [0, 2]), orders=orders)
+
+
+def test_a_total_of_terms_that_cancel_is_held_to_the_size_of_its_terms() -> None:
+    """As that of GRPO, which begins at 0 where the policy is the one that drew."""
+    batch, params = torch.linspace(-1, 1, 64) * 0.1, torch.tensor(0.3)
+
+    def objective(params: torch.Tensor, batch: torch.Tensor) -> Sums:
+        return Sums(total=(params.exp() * batch).sum(), weight=batch.new_tensor(batch.numel()), stats={}, peaks={})
+
+    chosen: dict[str, Any] = {"take": lambda values, rows: values[torch.tensor(rows)], "rows": 64}
+    # the gradient cancels as well here, so that of a second term is beside it
+    laws.permutation_invariant(lambda p, b: _beside(objective(p, b), p, b), params, batch, **chosen)
+    whole = _beside(objective(params, batch), params, batch).total
+    assert abs(float(whole)) < 1e-5
+
+
+def _beside(sums: Sums, params: torch.Tensor, batch: torch.Tensor) -> Sums:
+    """With a term of value 0 and gradient 1 for every element."""
+    return replace(sums, total=sums.total + (params - params.detach()) * batch.numel())
+
+
+def test_one_tensor_at_two_paths_is_one_in_what_a_step_is_given() -> None:
+    shared = torch.ones(2)
+    assert laws.pure(lambda value: value["reference"] is value["actor"], {"actor": shared, "reference": shared})
