@@ -12,7 +12,6 @@ from areno_fn.autodiff import value_and_grad
 from areno_fn.contracts.actions import Sums
 from areno_fn.contracts.batch import Experience, Pairs
 from areno_fn.contracts.record import replace
-from areno_fn.testing.rows import packed_of
 
 JUNK = (float("nan"), float("inf"), float("-inf"), 1e30, 0.0)
 """What is put under a mask."""
@@ -94,16 +93,14 @@ def _measured(function: Callable[[Any], Sums], at: Any) -> dict[str, Any]:
 
 
 def _overwritten(batch: Any, dead: torch.Tensor, value: float) -> Any:
-    """The batch with other numbers under weight 0."""
-    packed = packed_of(batch)
-    # a truncated distribution has no probability for a token that it does not keep
-    targets = {"targets", "packed.targets"} if packed is not None and packed.kept is None else set()
+    """The batch with other numbers and other targets under weight 0."""
 
     def under(path: str, leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor) or leaf.shape != dead.shape or path.split(".")[-1] == "weight":
+        name = path.split(".")[-1]
+        if not isinstance(leaf, torch.Tensor) or leaf.shape != dead.shape or name == "weight":
             return leaf
         if leaf.is_floating_point():
             return torch.where(dead, value, leaf).to(leaf.dtype)
-        return torch.where(dead, 0, leaf) if path in targets else leaf
+        return torch.where(dead, 0, leaf) if name == "targets" else leaf
 
     return tree.map_with_path(under, batch)

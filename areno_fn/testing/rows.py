@@ -75,21 +75,15 @@ def parts(batch: Any, order: Sequence[int], number: int, take: Take) -> list[Any
     return [take(batch, piece.tolist()) for piece in torch.tensor(list(order)).tensor_split(number)]
 
 
-def packed_of(batch: Any) -> PackedTokens | None:
-    """The packed documents of a batch of the library, None for another."""
+def _packed(batch: Any) -> PackedTokens:
     if isinstance(batch, PackedTokens):
         return batch
-    return batch.packed if isinstance(batch, Experience | Pairs) else None
-
-
-def _packed(batch: Any) -> PackedTokens:
-    packed = packed_of(batch)
-    if packed is None:
-        raise TypeError(
-            f"the rows of a {type(batch).__name__} are not known; give `rows`, their number, and `take`, a function "
-            f"(batch, rows) -> batch"
-        )
-    return packed
+    if isinstance(batch, Experience | Pairs):
+        return batch.packed
+    raise TypeError(
+        f"the rows of a {type(batch).__name__} are not known; give `rows`, their number, and `take`, a function "
+        f"(batch, rows) -> batch"
+    )
 
 
 def _data(batch: Experience | Pairs) -> dict[str, torch.Tensor]:

@@ -249,6 +249,8 @@ def planted_memory(fault: str | None) -> TrainState:
         return _changed(made, made, "params", actor=replace(made.params["actor"], head=table[2]))
     if fault == "a frozen role is a part of the actor":
         return _changed(made, made, "params", judge=replace(made.params["judge"], table=table.t()))
+    if fault == "a snapshot is a part of the actor":
+        return replace(made, snapshots={"reference": {"table": table[1:]}})
     if fault == "a frozen role stays behind a role moved in place":
         return _changed(made, made, "params", judge=made.params["actor"])
     if fault == "moments stay behind a role moved in place":
@@ -334,6 +336,7 @@ CASES: dict[str, Case] = {
             "one tensor at two paths",
             "a leaf within another",
             "a frozen role is a part of the actor",
+            "a snapshot is a part of the actor",
             "a frozen role stays behind a role moved in place",
             "moments stay behind a role moved in place",
         ),

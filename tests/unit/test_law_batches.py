@@ -94,6 +94,23 @@ def test_a_gradient_under_a_mask_is_named() -> None:
         laws.mask_blind(leaking, scores)
 
 
+def test_a_masked_target_is_not_read_either() -> None:
+    def by_targets(params: Any, batch: PackedTokens) -> Sums:
+        sums = OBJECTIVE(params, batch)
+        return replace(sums, stats={**sums.stats, "target": batch.targets.sum().float().reshape(1)})
+
+    with pytest.raises(AssertionError, match=r"under weight 0 changes stats\.target"):
+        laws.mask_blind(by_targets, PARAMS, packed())
+
+
+def test_masks_over_truncated_distributions() -> None:
+    sampling = Sampling(top_k=2)
+    made = packed()
+    logits = POLICY.logits(PARAMS, PARAMS.table[made.tokens[made.index]])
+    made = replace(made, targets=logits.argmax(-1), kept=torch.full_like(made.targets, 2))
+    laws.mask_blind(pipeline(score(POLICY, sampling), cross_entropy()), PARAMS, made)
+
+
 def test_the_law_of_masks_takes_a_batch_of_another_type() -> None:
     def objective(params: torch.Tensor, batch: dict[str, torch.Tensor]) -> Sums:
         values = torch.where(batch["weight"] != 0, batch["x"], 0.0) * params

@@ -123,6 +123,14 @@ def test_an_optimizer_may_hold_any_view_of_what_it_moves() -> None:
         TWO.check(state, optim=moments, in_place=("actor",))
 
 
+def test_of_several_mistakes_the_first_by_path_is_named() -> None:
+    state = params()
+    shared = torch.ones(4)
+    state["critic"] = {"z": shared, "y": shared[1:], "b": torch.ones(2), "a": shared[2:]}
+    with pytest.raises(RecordError, match=r"^critic\.y and critic\.a share storage"):
+        TWO.check(state)
+
+
 def test_only_a_trainable_role_is_moved_in_place() -> None:
     with pytest.raises(RecordError, match="role 'judge' cannot be moved in place; trainable roles are actor, critic"):
         TWO.check(params(), in_place=("judge",))
@@ -139,6 +147,9 @@ def test_frozen_roles_share_a_declared_trunk_and_nothing_else() -> None:
     state = {"actor": {"w": torch.ones(2)}, "base": trunk, "reward": {"trunk": trunk, "head": torch.ones(1)}}
     actor, base = Role(name="actor", trunk="base"), Role(name="base", trainable=False)
     RoleLayout(roles=(actor, base, Role(name="reward", trainable=False, trunk="base"))).check(state)
+    third = Role(name="judge", trainable=False, trunk="base")
+    both = (actor, base, Role(name="reward", trainable=False, trunk="base"), third)
+    RoleLayout(roles=both).check({**state, "judge": {"own": torch.ones(1), "trunk": trunk}})
     with pytest.raises(RecordError, match=r"base\.w and reward\.trunk\.w share storage, and neither role is declared"):
         RoleLayout(roles=(actor, base, Role(name="reward", trainable=False))).check(state)
 
@@ -164,6 +175,9 @@ def test_empty_and_meta_tensors_share_nothing() -> None:
         state[name]["b"] = torch.empty(0)
         state[name]["w"] = torch.empty(2, 2, device="meta")
     TWO.check(state)
+    TWO.check({**state, "actor": {"w": torch.ones(3)}, "critic": {"w": torch.ones(3)[:0]}})
+    buffer = torch.ones(3)
+    TWO.check({**state, "actor": {"w": buffer}, "critic": {"w": buffer[:0]}})
     state["critic"]["w"] = state["actor"]["w"]
     with pytest.raises(RecordError, match=r"actor\.w and critic\.w share storage"):
         TWO.check(state)
