@@ -7,6 +7,6 @@
         with strict():
             laws.gradient(my_objective, params, batch)
 
-The laws of layouts, checkpoints and resumed runs are among them; docs/adding/model.md shows them at work.
+docs/laws.md shows the laws of losses, steps, optimizers and roles at work, docs/adding/model.md those of layouts and checkpoints.
 `strategies` needs the package hypothesis; nothing else here does.
 """
