@@ -358,6 +358,11 @@ def test_what_a_loss_needs_must_be_there() -> None:
         at(flow_grpo(kl_coef=0.1), batch, near_old())
     with pytest.raises(RecordError, match="flow_grpo was given steps without noise"):
         at(flow_grpo(), steps_of("ode"), near_old())
+    alive = rows_named("reference", ROWS).requires_grad_()
+    moving = transition(batch.state, alive, batch.interval, "flow_sde")
+    for stage in (flow_grpo(kl_coef=0.1), distilled("gaussian")):
+        with pytest.raises(RecordError, match="a transition that is compared with carries a gradient"):
+            at(stage, steps_of(reference=moving), near_old())
     with pytest.raises(SpecError, match="a distance is measured in one of mean, velocity, gaussian"):
         flow_grpo(kl_space="latent")
     with pytest.raises(SpecError, match="with a number >= 0"):

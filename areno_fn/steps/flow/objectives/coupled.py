@@ -33,10 +33,15 @@ def apart(moves: Moves, other: Transition, space: str, over: str = "mean") -> to
         other: of frozen parameters, data.
         space: where.
         over: "mean" or "sum" over the elements.
+
+    Raises:
+        RecordError: what is compared with carries a gradient.
     """
     first, second = (moves.now.velocity, other.velocity) if space == "velocity" else (moves.now.mean, other.mean)
     mask = moves.batch.mask
-    square = (live(first, mask) - live(second.detach(), mask)).square()
+    if second.requires_grad:
+        raise RecordError("a transition that is compared with carries a gradient; it is data of frozen parameters")
+    square = (live(first, mask) - live(second, mask)).square()
     distance = over_latent(square, mask, over)
     return distance / (2 * moves.now.std.square()) if space == "gaussian" else distance
 
@@ -136,7 +141,7 @@ def dppo(
                 name: masked(getattr(actions, name), actions.weight) for name in ("logp", "old", "advantage", "entropy")
             },
         )
-        distance = apart(moves, _before(moves, "dppo"), space).detach()
+        distance = apart(moves, _before(moves, "dppo"), space)
         ratio = bounded(a.logp - a.old).exp()
         gone = ((ratio > 1) & (a.advantage > 0)) | ((ratio < 1) & (a.advantage < 0))
         kept = ~(gone & (distance >= threshold))
