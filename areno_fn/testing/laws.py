@@ -21,6 +21,7 @@ from areno_fn.steps.token.experience import experience
 from areno_fn.steps.token.rollout import sampler
 from areno_fn.steps.token.score import act
 from areno_fn.testing.checkpoints import checkpoint_roundtrip
+from areno_fn.testing.flow import trajectory_matches_training
 from areno_fn.testing.invariance import accumulation_invariant, exact_under_split, permutation_invariant
 from areno_fn.testing.isos import iso_roundtrip
 from areno_fn.testing.layouts import layout_agrees, placements_agree, shards_agree
@@ -49,6 +50,7 @@ __all__ = [
     "rollout_matches_training",
     "shards_agree",
     "step_is_pure",
+    "trajectory_matches_training",
 ]
 
 

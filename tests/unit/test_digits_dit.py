@@ -78,11 +78,11 @@ def prompts(count: int = 4) -> FlowPrompts:
 
 @pytest.mark.parametrize("guidance", [1.0, 3.0])
 def test_training_recomputes_what_the_rollout_recorded(guidance: float) -> None:
-    params, process = trained(), Process(guidance=guidance)
-    drawn = flow_sampler(POLICY, process)(params, prompts(), Key.of(3), flow_match(4), noise_levels(4, None), samples=3)
-    for micro, most in ((None, 0.0), (5, 1e-5), (1, 1e-5)):
-        for batch in denoising(drawn, torch.zeros(12), micro=micro):
-            assert float((act_flow(POLICY)(params, batch).logp - batch.old).abs().max()) <= most
+    for dynamics in ("flow_sde", "dance_sde", "cps"):
+        process = Process(dynamics=dynamics, guidance=guidance)  # type: ignore[arg-type]
+        laws.trajectory_matches_training(
+            POLICY, trained(), prompts(), Key.of(3), process, flow_match(4), noise_levels(4, None), samples=3
+        )
 
 
 def test_adapters_change_the_velocity_as_their_merged_weights_do() -> None:

@@ -1,0 +1,40 @@
+"""The guide to flow matching runs, and names what exists."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+from areno_fn.contracts.state import TrainState
+from areno_fn.steps import flow
+
+GUIDE = (Path(__file__).parents[2] / "docs/flow.md").read_text(encoding="utf-8")
+
+
+def test_the_block_runs() -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", GUIDE, flags=re.DOTALL)
+    scope: dict[str, object] = {}
+    exec(code, scope)
+    state = scope["state"]
+    assert isinstance(state, TrainState) and state.counters.optimizer_step == 2
+
+
+def test_every_loss_is_in_the_table_and_every_stage_exists() -> None:
+    modules = [m.name for m in pkgutil.walk_packages(flow.__path__, "areno_fn.steps.flow.")]
+    found = {name for module in modules for name in vars(importlib.import_module(module))}
+    rows = [line for line in GUIDE.splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"`([a-z_0-9]+)", row)}
+    assert named <= found | {"clipped"}
+    stages = {"velocity_matching", "diffusion_dpo", "diffusion_nft", "advantage_weighted", "group_preference", "dmd2"}
+    stages |= {
+        "centred_reward",
+        "flow_grpo",
+        "grpo_guard",
+        "dppo",
+        "distilled",
+        "trajectory_matching",
+        "rewarded_matching",
+    }
+    assert stages <= named
