@@ -5,8 +5,9 @@ from __future__ import annotations
 import attrs
 import torch
 
+from areno_fn.contracts.pages import Pages
 from areno_fn.contracts.policy import Cache
-from areno_fn.models import decoder_cache, decoder_forward, decoder_layer
+from areno_fn.models import decoder_cache, decoder_forward, decoder_layer, decoder_pages
 from areno_fn.models.decoder import Decoder, DecoderConfig
 
 
@@ -51,3 +52,29 @@ class DecoderPolicy:
     def decode(self, params: Decoder, tokens: torch.Tensor, cache: Cache) -> tuple[torch.Tensor, Cache]:
         """Logits [B, V] and the cache that replaces the one passed in."""
         return decoder_cache.decode(params, self.config, tokens, cache)
+
+    def pages(self, params: Decoder, count: int, size: int) -> Pages:
+        """`count` pages of `size` tokens, zero."""
+        return decoder_pages.blank(params, self.config, count, size)
+
+    def page_bytes(self, params: Decoder, size: int) -> int:
+        """Bytes of one page of `size` tokens."""
+        return decoder_pages.page_bytes(params, self.config, size)
+
+    def read_into(
+        self, params: Decoder, tokens: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor, pages: Pages
+    ) -> torch.Tensor:
+        """Logits [B, V] after texts that are written to their pages."""
+        return decoder_pages.read_into(params, self.config, tokens, lengths, table, pages)
+
+    def read_next(
+        self,
+        params: Decoder,
+        tokens: torch.Tensor,
+        stored: torch.Tensor,
+        table: torch.Tensor,
+        pages: Pages,
+        longest: int | None = None,
+    ) -> torch.Tensor:
+        """Logits [B, V] after one more token a row."""
+        return decoder_pages.read_next(params, self.config, tokens, stored, table, pages, longest)

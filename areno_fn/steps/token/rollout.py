@@ -9,11 +9,11 @@ import torch
 
 from areno_fn import tree
 from areno_fn.contracts.batch import Prompts, Rollout
-from areno_fn.contracts.errors import DataError, ModelError, SpecError
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.policy import Cache, TokenPolicy
 from areno_fn.contracts.record import record
 from areno_fn.contracts.spec import Sampling
+from areno_fn.steps.token.checks import check_prompts, check_stops
 from areno_fn.steps.token.sampling import Drawn, check_sampling, cuts, draw
 
 T = TypeVar("T")
@@ -34,11 +34,7 @@ def sampler(policy: TokenPolicy, stop: Collection[int]) -> Callable[..., Rollout
     Raises:
         ModelError: a stop token is not in the model's vocabulary.
     """
-    for token in stop:
-        if not 0 <= token < policy.vocab_size:
-            raise ModelError(
-                f"stop token {token} is not among the model's {policy.vocab_size} tokens and would never be drawn; remove it"
-            )
+    check_stops(policy, stop)
 
     def rollout(
         params: Any, prompts: Prompts, key: Key, sampling: Sampling, samples: int = 1, max_rows: int | None = None
@@ -62,8 +58,7 @@ def sampler(policy: TokenPolicy, stop: Collection[int]) -> Callable[..., Rollout
             SpecError: the distribution, `samples` or `max_rows` is none.
         """
         check_sampling(sampling)
-        _check_counts(prompts, samples, max_rows)
-        _check(policy, prompts, sampling)
+        check_prompts(policy, prompts, sampling, samples, max_rows)
         place = torch.arange(prompts.ids.shape[0] * samples, device=prompts.ids.device)
         owner = place // samples
         names = prompts.ids[owner] * samples + place % samples
@@ -176,36 +171,3 @@ def _stop_table(policy: TokenPolicy, stop: Collection[int], device: torch.device
     table = torch.zeros(policy.vocab_size, dtype=torch.bool, device=device)
     table[list(stop)] = True
     return table
-
-
-def _check_counts(prompts: Prompts, samples: int, max_rows: int | None) -> None:
-    for name, count in (("samples", samples), ("max_rows", max_rows)):
-        if count is not None and count < 1:
-            raise SpecError(f"a rollout needs {name} of at least 1, received {count}")
-    for name in prompts.ids.tolist():
-        if not -(1 << 63) <= name * samples <= (1 << 63) - samples:
-            raise DataError(
-                f"the prompt id {name} times {samples} samples does not fit 64 bits, so sequences would share names; "
-                "use smaller ids"
-            )
-
-
-def _check(policy: TokenPolicy, prompts: Prompts, sampling: Sampling) -> None:
-    ids, lengths = prompts.ids.tolist(), prompts.lengths.tolist()
-    if not ids:
-        raise DataError("a rollout needs at least one prompt")
-    if len(set(ids)) < len(ids):
-        twice = next(i for i in ids if ids.count(i) > 1)
-        raise DataError(
-            f"two prompts have the id {twice} and would be continued alike; give every prompt of a batch its own id"
-        )
-    for name, length in zip(ids, lengths, strict=True):
-        if not 1 <= length <= prompts.tokens.shape[1]:
-            raise DataError(
-                f"prompt {name} has length {length}, but must have between 1 and {prompts.tokens.shape[1]}, the width of the batch"
-            )
-        if length + sampling.max_tokens > policy.max_positions:
-            raise DataError(
-                f"prompt {name} has {length} tokens and may be continued by {sampling.max_tokens}, which is more than the "
-                f"model's {policy.max_positions} positions; shorten the prompt or lower max_tokens"
-            )

@@ -1,0 +1,88 @@
+"""`paged_attention`: one query a row attends to keys and values that lie in pages."""
+
+from __future__ import annotations
+
+import torch
+
+from areno_fn.kernels.backend import implementation, require
+from areno_fn.kernels.paged_attention import reference
+
+__all__ = ["paged_attention", "write_pages"]
+
+
+def paged_attention(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    table: torch.Tensor,
+    lengths: torch.Tensor,
+    scale: float,
+    *,
+    window: int = 0,
+    longest: int | None = None,
+) -> torch.Tensor:
+    """Softmax attention of one query a row over the row's own places, found through a table of pages.
+
+    `o = sum_j p_j v_j` with `p = softmax_j(scale * q . k_j)` over the last `window` of the places j < length (all when
+    it is 0); place j of row b is `keys[table[b, j // size], j % size]`. Head h of q reads head h // (H / K). There is
+    no gradient.
+
+    Args:
+        q: [B, H, head_dim], floating.
+        keys: [P, size, K, head_dim], with H a multiple of K; read only where a row's places are, though on the CPU
+            what lies in the pages of the table must be finite.
+        values: like `keys`.
+        table: int64 [B, W], numbers of pages in [0, P).
+        lengths: int64 [B], from 1 to W * size.
+        scale: factor of the scores.
+        window: how many places are seen, the row's last one included; 0 for all.
+        longest: the largest length or more, where it is known, so that no more of the table is looked at.
+
+    Returns:
+        [B, H, head_dim] in the dtype of `q`, contiguous.
+
+    Raises:
+        KernelError: shapes or dtypes do not fit each other, or there is no kernel for the device.
+
+    Source: Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", 2023;
+        the split over places is that of Dao et al., "Flash-Decoding", 2023.
+    """
+    fits = q.ndim == 3 and keys.ndim == 4 and keys.shape == values.shape and keys.shape[3] == q.shape[2]
+    fits = fits and keys.shape[2] > 0 and q.shape[1] % keys.shape[2] == 0 and q.dtype == keys.dtype == values.dtype
+    fits = fits and table.ndim == 2 and table.shape[0] == q.shape[0] and lengths.shape == q.shape[:1] and window >= 0
+    fits = fits and table.dtype == lengths.dtype == torch.int64 and q.is_floating_point()
+    wanted = (
+        "q must be [B, H, head_dim], keys and values [P, size, K, head_dim] of the same dtype with H a multiple of K, "
+        "table int64 [B, W], lengths int64 [B], and the window not negative"
+    )
+    require(fits, "paged_attention", wanted, q, keys, values, table, lengths)
+    places = table.shape[1] * keys.shape[1]
+    out: torch.Tensor = _attend(
+        q, keys, values, table, lengths, scale, window, places if longest is None else min(longest, places)
+    )
+    return out
+
+
+def write_pages(
+    k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, places: torch.Tensor
+) -> None:
+    """Writes keys and values of tokens to their places: `keys[p // size, p % size] = k[i]` for p = `places[i]`.
+
+    Args:
+        k: [N, K, head_dim].
+        v: like `k`.
+        keys: [P, size, K, head_dim], contiguous; written to.
+        values: like `keys`.
+        places: int64 [N], distinct but for place 0, which holds one of what is written to it.
+    """
+    keys.flatten(0, 1).index_copy_(0, places, k)
+    values.flatten(0, 1).index_copy_(0, places, v)
+
+
+_attend = implementation(
+    "paged_attention",
+    "forward",
+    "(Tensor q, Tensor keys, Tensor values, Tensor table, Tensor lengths, float scale, int window, int longest) -> Tensor",
+    reference.forward,
+    lambda q, keys, values, table, lengths, scale, window, longest: q.new_empty(q.shape),
+)

@@ -1,0 +1,139 @@
+"""The dense decoder with a cache of pages: reading texts, then one token a row. B rows, L text length, W pages a row."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from areno_fn.contracts.errors import ModelError
+from areno_fn.contracts.pages import Pages
+from areno_fn.kernels.attention import equal_documents, packed_attention
+from areno_fn.kernels.paged_attention import paged_attention, write_pages
+from areno_fn.kernels.rms_norm import rms_norm
+from areno_fn.models.decoder import Decoder, DecoderConfig
+from areno_fn.models.decoder_layer import angles, at_hand, check_tokens, finish, logits, project
+
+
+def blank(params: Decoder, config: DecoderConfig, count: int, size: int) -> Pages:
+    """`count` pages of `size` tokens, zero, on the device and in the dtype of the embedding."""
+
+    def part() -> torch.Tensor:
+        return params.embed.new_zeros(count, size, config.num_kv_heads, config.head_dim)
+
+    layers = range(config.num_layers)
+    return Pages(keys=tuple(part() for _ in layers), values=tuple(part() for _ in layers))
+
+
+def page_bytes(params: Decoder, config: DecoderConfig, size: int) -> int:
+    """Bytes of one page of `size` tokens."""
+    return 2 * config.num_layers * size * config.num_kv_heads * config.head_dim * params.embed.dtype.itemsize
+
+
+def read_into(
+    params: Decoder,
+    config: DecoderConfig,
+    tokens: torch.Tensor,
+    lengths: torch.Tensor,
+    table: torch.Tensor,
+    pages: Pages,
+) -> torch.Tensor:
+    """Reads right-padded texts from their beginning and writes them to their pages.
+
+    Args:
+        params: the parameters.
+        config: the model they belong to.
+        tokens: int64 [B, L]; what stands past a row's length is never read.
+        lengths: int64 [B], from 1 to L.
+        table: int64 [B, W], with a page for every token.
+        pages: written to.
+
+    Returns:
+        The logits [B, V] after each text.
+
+    Raises:
+        ModelError: no tokens or shapes that do not fit; on the CPU also a length outside [1, L], a token outside the
+            vocabulary or a table that is too narrow.
+    """
+    _check_texts(tokens, lengths, table, pages)
+    batch, longest = tokens.shape
+    columns = torch.arange(longest, device=tokens.device)
+    last = lengths[:, None] - 1
+    tokens = tokens.gather(1, torch.minimum(columns, last))  # past its end a row repeats its last token
+    check_tokens(tokens, config.vocab_size, dims=2)
+    inside = columns <= last
+    page = table.gather(1, (columns // pages.size).clamp_max(table.shape[1] - 1).expand(batch, longest))
+    places = torch.where(inside, page * pages.size + columns % pages.size, 0).flatten()
+    layout = equal_documents(batch, longest)
+    cos, sin = angles(config, columns.repeat(batch))
+    x = F.embedding(tokens.flatten(), params.embed)
+    for layer, keys, values in zip(params.layers, pages.keys, pages.values, strict=True):
+        q, k, v = project(config, layer, x, cos, sin)
+        write_pages(k, v, keys, values, places)
+        x = finish(config, layer, x, packed_attention(q, k, v, layout, config.head_dim**-0.5))
+    x = x.index_select(0, torch.arange(batch, device=x.device) * longest + last.flatten())
+    return logits(params, rms_norm(x, params.norm, config.rms_norm_eps))
+
+
+def read_next(
+    params: Decoder,
+    config: DecoderConfig,
+    tokens: torch.Tensor,
+    stored: torch.Tensor,
+    table: torch.Tensor,
+    pages: Pages,
+    longest: int | None = None,
+) -> torch.Tensor:
+    """Reads one more token a row.
+
+    Args:
+        params: the parameters.
+        config: the model they belong to.
+        tokens: int64 [B].
+        stored: int64 [B], tokens of each row that its pages hold.
+        table: int64 [B, W], with a page for the token that is read.
+        pages: written to.
+        longest: the largest of `stored` or more, where it is known.
+
+    Returns:
+        The logits [B, V] after it.
+
+    Raises:
+        ModelError: shapes that do not fit; on the CPU also a row without room or a token outside the vocabulary.
+    """
+    check_tokens(tokens, config.vocab_size, dims=1)
+    if stored.shape != tokens.shape or table.ndim != 2 or table.shape[0] != tokens.shape[0]:
+        raise ModelError(
+            f"read_next: stored must be [B] and table [B, W] for {tokens.shape[0]} rows, "
+            f"received {list(stored.shape)} and {list(table.shape)}"
+        )
+    room = table.shape[1] * pages.size
+    longest = room - 1 if longest is None else longest
+    if longest >= room or (at_hand(stored) and int(stored.max()) > longest):
+        raise ModelError(f"read_next: a row has no room for its next token, the table holds {room} places a row")
+    page = table.gather(1, (stored // pages.size)[:, None]).squeeze(1)
+    places, lengths = page * pages.size + stored % pages.size, stored + 1
+    cos, sin = angles(config, stored)
+    x = F.embedding(tokens, params.embed)
+    for layer, keys, values in zip(params.layers, pages.keys, pages.values, strict=True):
+        q, k, v = project(config, layer, x, cos, sin)
+        write_pages(k, v, keys, values, places)
+        out = paged_attention(q, keys, values, table, lengths, config.head_dim**-0.5, longest=longest + 1)
+        x = finish(config, layer, x, out)
+    return logits(params, rms_norm(x, params.norm, config.rms_norm_eps))
+
+
+def _check_texts(tokens: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor, pages: Pages) -> None:
+    fits = tokens.ndim == table.ndim == 2 and tokens.numel() > 0 and lengths.shape == tokens.shape[:1]
+    if not fits or table.shape[0] != tokens.shape[0]:
+        raise ModelError(
+            "read_into: tokens must be [B, L] with at least one token, lengths [B] and table [B, W], "
+            f"received {list(tokens.shape)}, {list(lengths.shape)} and {list(table.shape)}"
+        )
+    if not at_hand(lengths):
+        return
+    low, high = (int(x) for x in lengths.aminmax())
+    if low < 1 or high > min(tokens.shape[1], table.shape[1] * pages.size):
+        raise ModelError(
+            f"read_into: lengths must lie in [1, {tokens.shape[1]}] and fit the {table.shape[1]} pages of {pages.size} "
+            f"tokens a row has, received {lengths.tolist()}"
+        )

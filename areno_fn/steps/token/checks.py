@@ -1,0 +1,69 @@
+"""What is refused before a rollout begins."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from areno_fn.contracts.batch import Prompts
+from areno_fn.contracts.errors import DataError, ModelError, SpecError
+from areno_fn.contracts.policy import TokenPolicy
+from areno_fn.contracts.spec import Sampling
+
+
+def check_stops(policy: TokenPolicy, stop: Collection[int]) -> None:
+    """Refuses stop tokens that are not in the model's vocabulary.
+
+    Raises:
+        ModelError: names the token.
+    """
+    for token in stop:
+        if not 0 <= token < policy.vocab_size:
+            raise ModelError(
+                f"stop token {token} is not among the model's {policy.vocab_size} tokens and would never be drawn; remove it"
+            )
+
+
+def check_prompts(
+    policy: TokenPolicy, prompts: Prompts, sampling: Sampling, samples: int, max_rows: int | None
+) -> None:
+    """Refuses prompts that cannot be continued, and counts that are none.
+
+    Raises:
+        DataError: there is no prompt, or a prompt is empty, too long for the model, or shares its id.
+        SpecError: `samples` or `max_rows` is none.
+    """
+    _counts(prompts, samples, max_rows)
+    _texts(policy, prompts, sampling)
+
+
+def _counts(prompts: Prompts, samples: int, max_rows: int | None) -> None:
+    for name, count in (("samples", samples), ("max_rows", max_rows)):
+        if count is not None and count < 1:
+            raise SpecError(f"a rollout needs {name} of at least 1, received {count}")
+    for name in prompts.ids.tolist():
+        if not -(1 << 63) <= name * samples <= (1 << 63) - samples:
+            raise DataError(
+                f"the prompt id {name} times {samples} samples does not fit 64 bits, so sequences would share names; "
+                "use smaller ids"
+            )
+
+
+def _texts(policy: TokenPolicy, prompts: Prompts, sampling: Sampling) -> None:
+    ids, lengths = prompts.ids.tolist(), prompts.lengths.tolist()
+    if not ids:
+        raise DataError("a rollout needs at least one prompt")
+    if len(set(ids)) < len(ids):
+        twice = next(i for i in ids if ids.count(i) > 1)
+        raise DataError(
+            f"two prompts have the id {twice} and would be continued alike; give every prompt of a batch its own id"
+        )
+    for name, length in zip(ids, lengths, strict=True):
+        if not 1 <= length <= prompts.tokens.shape[1]:
+            raise DataError(
+                f"prompt {name} has length {length}, but must have between 1 and {prompts.tokens.shape[1]}, the width of the batch"
+            )
+        if length + sampling.max_tokens > policy.max_positions:
+            raise DataError(
+                f"prompt {name} has {length} tokens and may be continued by {sampling.max_tokens}, which is more than the "
+                f"model's {policy.max_positions} positions; shorten the prompt or lower max_tokens"
+            )

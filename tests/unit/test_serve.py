@@ -1,0 +1,93 @@
+"""The server: admission, cancellation, new weights in between, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from serving import STOP, expected, same, tiny
+
+from areno_fn import tree
+from areno_fn.contracts.errors import DataError, ModelError, SpecError
+from areno_fn.contracts.key import Key
+from areno_fn.contracts.spec import Sampling
+from areno_fn.engine.serve import Server
+from areno_fn.models.decoder_forward import forward
+
+POLICY, PARAMS = tiny("llama")
+SAMPLING, KEY = Sampling(max_tokens=8), Key.of(5)
+
+
+def server(**fields: Any) -> Server:
+    shape = {"rows": 4, "pages": 40, "page_size": 4, "longest": 24} | fields
+    return Server(
+        POLICY, fields.pop("stop", STOP), SAMPLING, PARAMS, KEY, **{k: v for k, v in shape.items() if k != "stop"}
+    )
+
+
+def test_a_request_that_comes_later_gets_what_it_gets_alone() -> None:
+    serving = server()
+    serving.submit([1, 2, 3], (7, 8))
+    done = serving.step() + serving.step()
+    serving.submit([9, 4], (-3,), max_tokens=5)
+    assert set(serving.open) | {c.name for c in done} == {7, 8, -3}
+    done += serving.drain()
+    asked = [((1, 2, 3), 7, 8), ((1, 2, 3), 8, 8), ((9, 4), -3, 5)]
+    assert sorted(c.name for c in done) == [-3, 7, 8] and not serving.open and serving.free_pages == 39
+    for one in asked:
+        (want,) = expected(POLICY, PARAMS, KEY, SAMPLING, [one])
+        (got,) = (c for c in done if c.name == one[1])
+        assert same(got, want)
+
+
+def test_a_name_is_free_again_after_its_request_was_cancelled() -> None:
+    serving = server(stop=())
+    serving.submit([1, 2, 3], (7, 8))
+    serving.step()
+    serving.cancel(7)
+    assert serving.open == (8,)
+    serving.submit([1, 2, 3], (7,))
+    assert sorted(c.name for c in serving.drain()) == [7, 8]
+    with pytest.raises(DataError, match="no open request 7 to cancel"):
+        serving.cancel(7)
+
+
+def test_R3_tokens_drawn_after_new_weights_are_those_of_the_new_weights() -> None:
+    moved = tree.map(lambda x: x * 1.3, PARAMS)
+    serving = server(stop=())
+    serving.submit([1, 2, 3], (7, 8))
+    for _ in range(3):
+        assert serving.step() == []
+    serving.load(moved, KEY)
+    for completion in serving.drain():
+        tokens = torch.tensor([1, 2, 3, *completion.tokens])
+        n = tokens.shape[0]
+        by = {}
+        for name, params in (("old", PARAMS), ("new", moved)):
+            logits = forward(params, POLICY.config, tokens, torch.arange(n), torch.zeros(n, dtype=torch.int64))
+            by[name] = logits.log_softmax(-1)[2:-1].gather(1, tokens[3:, None]).squeeze(1)
+        wanted = torch.cat([by["old"][:4], by["new"][4:]])
+        torch.testing.assert_close(torch.tensor(completion.logp), wanted, rtol=0, atol=1e-5)
+        assert not torch.allclose(by["old"][4:], by["new"][4:], atol=1e-3)
+
+
+def test_what_cannot_be_served_is_refused() -> None:
+    serving = server()
+    with pytest.raises(DataError, match=r"each in \[0, 61\), received \[\]"):
+        serving.submit([], (1,))
+    with pytest.raises(DataError, match=r"each in \[0, 61\), received \[3, 61\]"):
+        serving.submit([3, 61], (1,))
+    with pytest.raises(DataError, match="the name 1 is in use"):
+        serving.submit([3], (1, 1))
+    serving.submit([3], (1,))
+    with pytest.raises(DataError, match="the name 1 is in use"):
+        serving.submit([3], (2, 1))
+    assert serving.open == (1,)
+    with pytest.raises(SpecError, match="at most 24 with its prompt, received one that draws 8 after 17"):
+        serving.submit([3] * 17, (2,))
+    assert serving.open == (1,)
+    with pytest.raises(ModelError, match="stop token 61"):
+        server(stop=(61,))
+    with pytest.raises(SpecError, match="at least one lane and 7 pages"):
+        server(pages=6)
