@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import torch
 
-from areno_fn.autodiff import value_and_grad
+from areno_fn.autodiff import custom_vjp, value_and_grad
 from areno_fn.kernels.gated_silu import gated_silu
+from areno_fn.kernels.paged_attention import paged_attention
 from areno_fn.kernels.rms_norm import rms_norm
 from areno_fn.kernels.rotary import rotary
 from areno_fn.kernels.token_logp import token_logp
@@ -20,9 +21,23 @@ def _angles(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return angles.cos(), angles.sin()
 
 
+def _attended(x: torch.Tensor) -> torch.Tensor:
+    """Rows of two query heads that share a key head, over pages of two places."""
+    places = torch.arange(_ROWS, device=x.device)
+    cache = x.reshape(_ROWS, 2, 1, _SIZE // 2)
+    pages = torch.stack((places, places.flip(0)), dim=1)
+    return paged_attention(x.reshape(_ROWS, 2, _SIZE // 2), cache, cache.flip(0), pages, 2 + places % 3, 0.5).flatten(1)
+
+
+def _constant(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A kernel without a derivative, past which cotangents go."""
+    return custom_vjp(function, lambda cotangents, inputs, outputs: cotangents, keep_outputs=False)
+
+
 SMOKE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "rms_norm": lambda x: rms_norm(x, x[0].detach() + 2, 1e-6),
     "gated_silu": gated_silu,
+    "paged_attention": _constant(_attended),
     "rotary": lambda x: rotary(x.reshape(_ROWS, 1, _SIZE), *_angles(x)),
     "token_logp": lambda x: token_logp(x, torch.arange(_ROWS, device=x.device))[0],
 }

@@ -1,0 +1,62 @@
+"""`paged_attention` against the formula in float64: the reference here, and Triton in its interpreter."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+
+from areno_fn.kernels.backend import BACKENDS
+from areno_fn.kernels.law import Case
+from areno_fn.kernels.paged_attention import cases, paged_attention
+
+INTERPRETED = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton's interpreter is off")
+MODES = ["reference", pytest.param("triton", marks=INTERPRETED)]
+pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
+
+
+@pytest.fixture(params=MODES)
+def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The implementation that runs on CPU tensors; memory that it does not write to holds NaN."""
+    monkeypatch.setitem(BACKENDS, "cpu", request.param)
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: empty(*args, **kwargs).fill_(torch.nan))
+    yield request.param
+
+
+def fits(case: Case) -> None:
+    positional, keywords = cases.build(case, "cpu")
+    before = [x.clone() for x in positional[:5]]
+    got = paged_attention(*positional, **keywords)
+    want = cases.oracle(*positional, **keywords)
+    assert got.dtype == case.dtype and got.shape == want.shape and got.is_contiguous()
+    if not want.numel():
+        return
+    error = (got.double() - want).square().mean().sqrt()
+    assert error <= cases.tolerance(case.dtype, got.dtype) * want.square().mean().sqrt()
+    assert torch.equal(got, paged_attention(*positional, **keywords)), "the same arguments give the same bits"
+    assert all(torch.equal(a, b) for a, b in zip(before, positional[:5], strict=True))
+
+
+def test_attention_over_pages_is_the_formula(mode: str) -> None:
+    health = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.differing_executors]
+    examples = 40 if mode == "reference" else 25
+    settings(max_examples=examples, deadline=None, suppress_health_check=health)(given(cases.STRATEGY)(fits))()
+
+
+@pytest.mark.parametrize("case", cases.WIDE, ids=lambda case: "x".join(map(str, case.sizes)))
+def test_it_holds_for_many_parts_and_wide_heads(mode: str, case: Case) -> None:
+    fits(case)
+
+
+def test_a_row_has_the_same_bits_in_any_batch(mode: str) -> None:
+    case = Case(sizes=(3, 4, 2, 8, 4, 6, 21), dtype=torch.float32)
+    (q, keys, values, table, lengths, scale), _ = cases.build(case, "cpu")
+    whole = paged_attention(q, keys, values, table, lengths, scale)
+    for row in range(3):
+        one = slice(row, row + 1)
+        alone = paged_attention(q[one], keys, values, table[one], lengths[one], scale)
+        torch.testing.assert_close(alone, whole[one], rtol=0, atol=1e-6)
