@@ -9,7 +9,6 @@ import attrs
 import torch
 
 from areno_fn import tree
-from areno_fn.ckpt import hf
 from areno_fn.contracts.errors import ModelError, SpecError
 from areno_fn.contracts.layout import Iso
 from areno_fn.contracts.placement import Placement
@@ -19,9 +18,10 @@ from areno_fn.contracts.roles import Role
 from areno_fn.contracts.spec import PPO, HFModel, RunSpec
 from areno_fn.contracts.valued import Valued
 from areno_fn.engine.finetune import BASE, FinetunePlan, LoraPlan
-from areno_fn.engine.model import ModelPlan, require_computable
+from areno_fn.engine.model import ModelPlan
 from areno_fn.engine.place import at
-from areno_fn.models import Family, adapters, valued
+from areno_fn.engine.valued_folder import ValuedFolder, open_valued
+from areno_fn.models import adapters, valued
 from areno_fn.models.adapter_sites import Site
 from areno_fn.models.layouts import LAYOUTS
 from areno_fn.steps.recipes import ACTOR, CRITIC, critic
@@ -38,62 +38,49 @@ class FullCritic:
     """A critic all of whose parameters are trained.
 
     Attributes:
-        family, config: of its trunk.
-        hf_config: the content of its config.json.
-        folder: where it comes from; None where it begins every phase as a copy of the actor.
-        dtype: what floating parameters of the folder become in memory.
         model: the model of the actor.
+        source: the folder that it comes from; None where it begins every phase as a copy of the actor.
     """
 
-    family: Family
-    config: Any
-    hf_config: Mapping[str, Any]
-    folder: hf.HFFolder | None
-    dtype: hf.DtypePolicy
     model: ModelPlan
+    source: ValuedFolder | None
 
     role = Role(name=CRITIC, exported=False)
 
     @property
     def policy(self) -> TokenPolicy:
         """The functions of its trunk."""
-        return self.family.policy(valued.headless(self.config))
+        return self.model.policy if self.source is None else self.source.policy
+
+    @property
+    def hf_config(self) -> Mapping[str, Any]:
+        """The content of its config.json."""
+        return valued.config_to_hf(self.model.hf_config) if self.source is None else self.source.folder.config
 
     @property
     def layout(self) -> Iso:
         """From the tensors of a classification folder to its parameters."""
-        return valued.layout(self.family, self.config)
+        return valued.layout(self.model.family, self.model.config) if self.source is None else self.source.layout
 
     @property
     def placements(self) -> Mapping[str, Placement]:
         """How ranks share each leaf."""
+        trunk = self.model if self.source is None else self.source
         names = [name for name in self.layout.source if name != valued.SCORE]
-        return valued.placements(LAYOUTS[self.family.name].placements(valued.headless(self.config), names))
+        return valued.placements(LAYOUTS[trunk.family.name].placements(valued.headless(trunk.config), names))
 
     def shapes(self) -> Any:
         """The parameters as meta tensors."""
-        folder = self.folder
-        if folder is None:
-            return valued.begin(self.model.shapes())
-        layout = self.layout
-
-        def leaf(path: str, meta: torch.Tensor) -> torch.Tensor:
-            stored = folder.specs[layout.sources_of(path)[0]].dtype or torch.float32
-            return meta.to(hf.converted(stored, self.dtype))
-
-        return tree.map_with_path(leaf, valued.shapes(self.family, self.config))
+        return valued.begin(self.model.shapes()) if self.source is None else self.source.shapes()
 
     def load(self, params: Params, device: torch.device) -> Any:
         """The parameters that a run begins with: read from the folder, or made from the actor's."""
-        if self.folder is None:
-            return valued.begin(params[ACTOR])
-        like = valued.shapes(self.family, self.config)
-        return hf.load(self.folder, self.layout, like=like, dtype=self.dtype, device=device)
+        return valued.begin(params[ACTOR]) if self.source is None else self.source.load(device)
 
     @property
     def begin(self) -> Callable[[Params], Any] | None:
         """From the parameters of all roles to those that a phase begins with; None where it goes on with its own."""
-        return None if self.folder else lambda params: valued.begin(params[ACTOR])
+        return None if self.source else lambda params: valued.begin(params[ACTOR])
 
     def view(self, params: Params) -> Valued:
         """What gives values."""
@@ -203,29 +190,17 @@ def plan_critic(spec: RunSpec, model: ModelPlan, finetune: FinetunePlan) -> Crit
             )
         return LoraCritic(finetune=finetune)
     if not path:
-        return FullCritic(
-            family=model.family,
-            config=model.config,
-            hf_config=valued.config_to_hf(model.hf_config),
-            folder=None,
-            dtype=model.dtype,
-            model=model,
-        )
+        return FullCritic(model=model, source=None)
     with at(f"phases.{phase}.algorithm.critic.path"):
         return _from_folder(path, spec, model)
 
 
 def _from_folder(path: str, spec: RunSpec, model: ModelPlan) -> FullCritic:
     dtype = spec.model.dtype if isinstance(spec.model, HFModel) else "source"
-    folder = hf.open_folder(path)
-    with at(str(folder.path)):
-        family, config = valued.config_from_hf(folder.config)
-    plan = FullCritic(family=family, config=config, hf_config=folder.config, folder=folder, dtype=dtype, model=model)
-    hf.require_fit(folder, plan.layout, dtype)
-    require_computable(folder, dtype)
-    if plan.policy.vocab_size < model.policy.vocab_size:
+    source = open_valued(path, dtype)
+    if source.policy.vocab_size < model.policy.vocab_size:
         raise ModelError(
-            f"{path} embeds {plan.policy.vocab_size} tokens, but the actor {model.policy.vocab_size}; "
+            f"{path} embeds {source.policy.vocab_size} tokens, but the actor {model.policy.vocab_size}; "
             f"a critic reads the actor's tokens"
         )
-    return plan
+    return FullCritic(model=model, source=source)

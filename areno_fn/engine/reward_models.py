@@ -13,14 +13,11 @@ from areno_fn.ckpt import hf
 from areno_fn.ckpt.content import content_of
 from areno_fn.contracts.batch import Drawn
 from areno_fn.contracts.errors import ArenoError, DataError, ModelError, RewardError
-from areno_fn.contracts.layout import Iso
 from areno_fn.contracts.policy import TokenPolicy
 from areno_fn.contracts.spec import HFTokenizer, ModelReward
 from areno_fn.contracts.valued import Valued
-from areno_fn.engine.model import require_computable
-from areno_fn.engine.place import at
 from areno_fn.engine.tokenizer_files import tokenizer_files
-from areno_fn.models import Family, valued
+from areno_fn.engine.valued_folder import ValuedFolder, open_valued
 from areno_fn.steps.token.judge import judge
 from areno_fn.world import tokenizer as tokenizers
 from areno_fn.world.data_row import Row
@@ -36,32 +33,27 @@ class RewardModel:
     """A reward model of a run; all rewards that name its folder share it, in training and evaluation.
 
     Attributes:
-        folder: where its parameters are; they belong to no role, so no optimizer, state or export has them.
-        family, config: what it is.
-        dtype: what its floating parameters become in memory.
-        device: where they are.
+        source: where its parameters are; they belong to no role, so no optimizer, state or export has them.
+        device: where they will be.
         tokenizer: its own.
         as_drawn: it reads tokens as the policy drew them; else the text in tokens of its own.
     """
 
-    folder: hf.HFFolder
-    family: Family
-    config: Any
-    dtype: hf.DtypePolicy
+    source: ValuedFolder
     device: torch.device
     tokenizer: Tokenizer
     as_drawn: bool
     _read: list[Valued] = attrs.field(factory=list, init=False, repr=False)
 
     @property
-    def policy(self) -> TokenPolicy:
-        """The functions of its trunk."""
-        return self.family.policy(valued.headless(self.config))
+    def folder(self) -> hf.HFFolder:
+        """The folder that it is read from."""
+        return self.source.folder
 
     @property
-    def layout(self) -> Iso:
-        """From the tensors of the folder to the parameters."""
-        return valued.layout(self.family, self.config)
+    def policy(self) -> TokenPolicy:
+        """The functions of its trunk."""
+        return self.source.policy
 
     @property
     def padding(self) -> int | None:
@@ -77,9 +69,7 @@ class RewardModel:
     def load(self, progress: hf.Progress | None = None) -> Valued:
         """The parameters, read once."""
         if not self.in_memory:
-            like = valued.shapes(self.family, self.config)
-            options: dict[str, Any] = {"like": like, "dtype": self.dtype, "device": self.device, "progress": progress}
-            self._read.append(hf.load(self.folder, self.layout, **options))
+            self._read.append(self.source.load(self.device, progress))
         return self._read[0]
 
     def content(self) -> str:
@@ -127,9 +117,9 @@ class ModelJudge(Judge):
     def describe(self) -> str:
         """What is asked, in words."""
         model = self.model
-        count = sum(leaf.numel() for leaf in tree.leaves(valued.shapes(model.family, model.config)))
+        count = sum(leaf.numel() for leaf in tree.leaves(model.source.shapes()))
         reads = "the tokens as drawn" if model.as_drawn else "the text with a tokenizer of its own"
-        return f"the {model.family.name} in {model.folder.path} with {count:,} frozen parameters, which reads {reads}"
+        return f"the {model.source.family.name} in {model.folder.path} with {count:,} frozen parameters, which reads {reads}"
 
     def require_room(self, rows: Sequence[Row], prompts: Sequence[Sequence[int]], completion: int) -> None:
         """Refuses rows whose prompts the model cannot read, or has no positions for.
@@ -170,23 +160,17 @@ def plan_reward_model(spec: ModelReward, tokenizer: Tokenizer, vocab_size: int, 
     # with transformers, which takes seconds to import, and a run without reward models may not need
     from areno_fn.world.tokenizer_same import same_tokens
 
-    folder = hf.open_folder(spec.path)
-    with at(str(folder.path)):
-        family, config = valued.config_from_hf(folder.config)
-    hf.require_fit(folder, valued.layout(family, config), spec.dtype)
-    require_computable(folder, spec.dtype)
+    source = open_valued(spec.path, spec.dtype)
     own = tokenizers.load(HFTokenizer(path=spec.path), extra_eos=tokenizers.declared_eos(spec.path))
-    if own.vocab_size > config.vocab_size:
+    if own.vocab_size > source.config.vocab_size:
         raise ModelError(
-            f"{folder.path}: its tokenizer has {own.vocab_size} tokens, but the model embeds {config.vocab_size}; "
+            f"{source.folder.path}: its tokenizer has {own.vocab_size} tokens, but the model embeds "
+            f"{source.config.vocab_size}; "
             f"put the tokenizer there that it was trained with"
         )
     return RewardModel(
-        folder=folder,
-        family=family,
-        config=config,
-        dtype=spec.dtype,
+        source=source,
         device=device,
         tokenizer=own,
-        as_drawn=same_tokens(tokenizer, own) and vocab_size <= config.vocab_size,
+        as_drawn=same_tokens(tokenizer, own) and vocab_size <= source.config.vocab_size,
     )

@@ -12,11 +12,10 @@ from areno_fn.contracts.state import TrainState
 from areno_fn.steps.compose import pipeline, train_step
 from areno_fn.steps.joins import Stage
 from areno_fn.steps.kl_control import adapted_kl_coef
-from areno_fn.steps.objectives.clipped import clipped
 from areno_fn.steps.objectives.kl import kl
 from areno_fn.steps.objectives.value import value_clipped
 from areno_fn.steps.recipes.algorithm import CRITIC, Algorithm, Materials, beginning, moving
-from areno_fn.steps.recipes.sampled import counted_places, iterated, kl_of_loss, recalling, sampling_of, updates_of
+from areno_fn.steps.recipes.sampled import counted_places, iterated, recalling, sampling_of, surrogate_of, updates_of
 from areno_fn.steps.returns import explained_variance, gae, terminal_rewards, whiten
 from areno_fn.steps.token.experience import drawn_places, experience, over_completions
 from areno_fn.steps.token.report import describe, mean_metrics
@@ -41,19 +40,9 @@ def ppo(spec: PPO, materials: Materials, loss: Stage | None = None) -> Algorithm
     Args:
         loss: a stage `Actions -> Sums` for the actor instead of the clipped surrogate.
     """
-    surrogate = clipped(
-        low=spec.clip_low,
-        high=spec.clip_high,
-        aggregation=spec.aggregation,
-        constant=float(spec.sampling.max_tokens),
-        dual=spec.dual_clip,
-        kl_coef=kl_of_loss(spec),
-        kl_estimator=spec.kl_estimator,
-        importance_cap=spec.importance_cap,
-    )
     policy = materials.policy
     judging = materials.critic_policy or policy
-    move_actor = moving(pipeline(act(policy, spec.sampling), loss or surrogate), materials)
+    move_actor = moving(pipeline(act(policy, spec.sampling), loss or surrogate_of(spec)), materials)
     move_critic = train_step(
         pipeline(estimate(judging), value_clipped(spec.critic.clip, coef=spec.critic.coef)),
         materials.optimizers[CRITIC],

@@ -37,17 +37,7 @@ def grpo(spec: GRPO, materials: Materials, loss: Stage | None = None) -> Algorit
     Args:
         loss: a stage `Actions -> Sums` instead of the clipped surrogate.
     """
-    surrogate = clipped(
-        low=spec.clip_low,
-        high=spec.clip_high,
-        aggregation=spec.aggregation,
-        constant=float(spec.sampling.max_tokens),
-        dual=spec.dual_clip,
-        kl_coef=kl_of_loss(spec),
-        kl_estimator=spec.kl_estimator,
-        importance_cap=spec.importance_cap,
-    )
-    return _policy_gradient(spec, materials, loss or surrogate)
+    return _policy_gradient(spec, materials, loss or surrogate_of(spec))
 
 
 def gspo(spec: GSPO, materials: Materials, loss: Stage | None = None) -> Algorithm:
@@ -118,6 +108,20 @@ def counted_places(spec: Sampled, drawn: Rollout) -> torch.Tensor:
     """Where drawn tokens stand that count in a loss: bool [B, T]."""
     places = drawn_places(drawn)
     return places & drawn.finished[:, None] if spec.mask_truncated else places
+
+
+def surrogate_of(spec: GRPO | PPO) -> Stage:
+    """The clipped surrogate of a specification, a stage `Actions -> Sums`."""
+    return clipped(
+        low=spec.clip_low,
+        high=spec.clip_high,
+        aggregation=spec.aggregation,
+        constant=float(spec.sampling.max_tokens),
+        dual=spec.dual_clip,
+        kl_coef=kl_of_loss(spec),
+        kl_estimator=spec.kl_estimator,
+        importance_cap=spec.importance_cap,
+    )
 
 
 def kl_of_loss(spec: Sampled) -> float:
