@@ -186,7 +186,9 @@ def _first_of_each(member: torch.Tensor) -> torch.Tensor:
 
 
 def _check_pairs(batch: Noised) -> None:
-    if batch.weight.shape[0] % 2 or not torch.equal(batch.sigma[0::2], batch.sigma[1::2]):
+    # a value cannot be looked at while a graph is traced
+    apart = not torch.compiler.is_compiling() and not torch.equal(batch.sigma[0::2], batch.sigma[1::2])
+    if batch.weight.shape[0] % 2 or apart:
         raise RecordError(
             "diffusion_dpo takes rows in pairs, preferred first, that share their level; "
             "noise both with one number in `shared`"
@@ -194,6 +196,8 @@ def _check_pairs(batch: Noised) -> None:
 
 
 def _check_signs(advantage: torch.Tensor, alive: torch.Tensor, groups: torch.Tensor) -> None:
+    if torch.compiler.is_compiling():
+        return
     above = grouped_sum(alive * (advantage > 0), groups)[0]
     below = grouped_sum(alive * (advantage <= 0), groups)[0]
     bad = ((above == 0) | (below == 0)).nonzero().flatten().tolist()
