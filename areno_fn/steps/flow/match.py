@@ -19,7 +19,7 @@ from areno_fn.steps.flow.guidance import guided
 from areno_fn.steps.flow.latents import along, live, over_latent
 from areno_fn.steps.flow.noise import latent_noise
 from areno_fn.steps.flow.path import noised_to
-from areno_fn.steps.flow.schedule import places
+from areno_fn.steps.flow.schedule import intervals, places
 from areno_fn.steps.flow.times import Times, times_between
 from areno_fn.steps.flow.transition import clean_of, noise_of
 from areno_fn.steps.reduce import wide
@@ -69,7 +69,8 @@ def replays(
     batches = []
     for step in places(steps, schedule.steps):
         stream = key.fold(step)
-        sigma, after = (schedule.sigmas[i].expand(ids.shape[0]) for i in (step, step + 1))
+        at = intervals(schedule, trajectory.levels, torch.full_like(ids, step))
+        sigma, after = at.sigma, at.next_sigma
         low, high = torch.full_like(sigma, times.low), torch.full_like(sigma, times.high)
         if query != "anywhere":
             low, high = after, sigma if query == "interval" else high
@@ -78,7 +79,7 @@ def replays(
             Replay(
                 state=state,
                 sigma=sigma,
-                timestep=schedule.timesteps[step].expand(ids.shape[0]),
+                timestep=at.timestep,
                 middle=torch.zeros_like(sigma) if query == "anywhere" else after,
                 level=times_between(times, stream.fold("level"), ids, low, high),
                 noise=latent_noise(stream.fold("noise"), ids, tuple(state.shape[1:])),

@@ -87,16 +87,17 @@ def intervals(schedule: Schedule, levels: torch.Tensor, steps: torch.Tensor) -> 
     Args:
         schedule: T steps.
         levels: [T], eta of every step.
-        steps: int64 [B], in [0, T).
+        steps: int64 [B], in [0, T), on the device where the step is taken.
     """
-    begin = schedule.sigmas[:-1]
-    ceilings = torch.cat([torch.where(begin[:1] > TOP, schedule.sigmas[1:2], begin[:1]), begin[1:]])
+    sigmas, levels, timesteps = (x.to(steps.device) for x in (schedule.sigmas, levels, schedule.timesteps))
+    begin = sigmas[:-1]
+    ceilings = torch.cat([torch.where(begin[:1] > TOP, sigmas[1:2], begin[:1]), begin[1:]])
     return Interval(
         sigma=begin[steps],
-        next_sigma=schedule.sigmas[1:][steps],
+        next_sigma=sigmas[1:][steps],
         ceiling=ceilings[steps],
         level=levels[steps],
-        timestep=schedule.timesteps[steps],
+        timestep=timesteps[steps],
     )
 
 

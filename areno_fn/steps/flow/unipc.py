@@ -30,12 +30,10 @@ class Memory:
     Attributes:
         before: the state that the last step began at, after its correction; empty before the first step.
         clean: predicted clean latents of the last steps, the newest last.
-        orders: the order of the last step.
     """
 
     before: tuple[torch.Tensor, ...] = ()
     clean: tuple[torch.Tensor, ...] = ()
-    orders: tuple[int, ...] = ()
 
 
 def unipc_schedule(steps: int, *, shift: float = 1.0) -> Schedule:
@@ -77,13 +75,12 @@ def unipc_step(
     state = wide(state)
     clean = state - sigmas[step] * wide(velocity)
     if memory.before:
-        last = memory.orders[0]
-        known = (*memory.clean[-last:-1], memory.clean[-1])
-        state = _step(memory.before[0], known, sigmas, step - 1, corrected=clean)
+        # the last steps use less than they know, but after them the state is not read: the data is the clean latent
+        state = _step(memory.before[0], memory.clean, sigmas, step - 1, corrected=clean)
     history = (*memory.clean, clean)[-order:]
     reached = min(order, len(history), schedule.steps - step)
     after = _step(state, history[-reached:], sigmas, step)
-    return after, Memory(before=(state,), clean=history, orders=(reached,))
+    return after, Memory(before=(state,), clean=history)
 
 
 def _step(

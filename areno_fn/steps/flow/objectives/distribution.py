@@ -108,7 +108,7 @@ def _revised(now: Matched, direction: torch.Tensor, anchor: torch.Tensor, huber:
 
 def _offset(generated: torch.Tensor, direction: torch.Tensor) -> torch.Tensor:
     """The generated latents minus the data generated + direction: -direction, with the gradient of the first."""
-    return generated - generated.detach() - direction.detach()
+    return generated - generated.detach() - direction
 
 
 def _scale(now: Matched, anchor: torch.Tensor) -> torch.Tensor:
