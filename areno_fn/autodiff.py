@@ -1,11 +1,13 @@
 """Derivatives of functions on trees: `value_and_grad`, `custom_vjp`, `remat`, and `donate`.
 
-`torch.func.grad_and_value` keeps the backward graph alive and needs about twice the memory of autograd.
-`torch.func.vjp` with `retain_graph=False, create_graph=False` does not, so everything here is built on it.
+`torch.func.grad_and_value` keeps the backward graph alive and needs about twice the memory of autograd. Autograd itself and
+`torch.func.vjp` with `retain_graph=False, create_graph=False` do not, so everything here is built on them: on autograd
+where no transform of torch.func is under way, because it costs the host less, and on `vjp` elsewhere.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -66,11 +68,33 @@ def _pull(
             *values
         )
         return (*out, gradient) if has_aux else (out, None, gradient)
+    if torch._C._functorch.peek_interpreter_stack() is None:
+        return _pull_alone(of_moving, values, has_aux)
     value, pull, *aux = torch.func.vjp(of_moving, *values, has_aux=has_aux)
-    if value.ndim:
-        raise ValueError(f"value_and_grad needs a scalar, but the function returned shape {tuple(value.shape)}")
+    _require_scalar(value)
     gradient = pull(torch.ones_like(value), retain_graph=False, create_graph=False)
     return value, aux[0] if has_aux else None, gradient
+
+
+def _pull_alone(
+    of_moving: Callable[..., Any], values: list[torch.Tensor], has_aux: bool
+) -> tuple[torch.Tensor, Any, tuple[torch.Tensor, ...]]:
+    """`_pull` where no transform of torch.func is under way: by plain autograd, which costs the host a third of the time."""
+    with torch.enable_grad():
+        given = [x.detach().requires_grad_() for x in values]
+        result = of_moving(*given)
+        value, aux = result if has_aux else (result, None)
+        _require_scalar(value)
+        if not value.requires_grad:
+            gradient = tuple(torch.zeros_like(x) for x in values)
+        else:
+            gradient = torch.autograd.grad(value, given, materialize_grads=True)
+    return value.detach(), pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, aux), gradient
+
+
+def _require_scalar(value: torch.Tensor) -> None:
+    if value.ndim:
+        raise ValueError(f"value_and_grad needs a scalar, but the function returned shape {tuple(value.shape)}")
 
 
 def custom_vjp(
@@ -79,6 +103,7 @@ def custom_vjp(
     *,
     constant_outputs: tuple[int, ...] = (),
     drop_inputs: tuple[int, ...] = (),
+    drop_outputs: tuple[int, ...] = (),
     keep_outputs: bool = True,
 ) -> Callable[..., Any]:
     """A function with its own vector-Jacobian product, on both sides of which plain tensors arrive.
@@ -93,9 +118,10 @@ def custom_vjp(
         backward: `backward(cotangents, inputs, outputs)`, each a tuple; returns one cotangent per input,
             `None` where the input has none. It must not write into any of them.
         constant_outputs: positions of floating outputs that carry no gradient, such as statistics saved
-            for the backward; their cotangents are not to be read.
+            for the backward; their cotangents are not to be read, and are None outside of a traced graph.
         drop_inputs: positions of tensors that `backward` does not read: it receives `None` there, and no
             memory is held for them.
+        drop_outputs: the same for outputs.
         keep_outputs: whether `backward` reads the outputs; when not, it receives an empty tuple.
     """
 
@@ -129,18 +155,33 @@ def custom_vjp(
             ctx.static = tuple(None if isinstance(x, torch.Tensor) else x for x in inputs)
             ctx.where = tuple(i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor) and i not in drop_inputs)
             ctx.moving = tuple(i for i, x in enumerate(inputs) if _is_inexact(x))
-            ctx.save_for_backward(*(inputs[i] for i in ctx.where), *(tensors if keep_outputs else ()))
+            ctx.results = tuple(i for i in range(len(tensors)) if i not in drop_outputs) if keep_outputs else ()
+            ctx.made = len(tensors) if keep_outputs else 0
+            ctx.save_for_backward(*(inputs[i] for i in ctx.where), *(tensors[i] for i in ctx.results))
+            ctx.likes = ()
+            if constant_outputs and not torch.compiler.is_compiling():
+                # otherwise autograd fills zeros as large as everything that is kept
+                ctx.set_materialize_grads(False)
+                ctx.likes = tuple(
+                    None if i in constant_outputs else (x.shape, x.dtype, x.device) for i, x in enumerate(tensors)
+                )
 
         @staticmethod
         def backward(ctx: Any, *cotangents: Any) -> Any:
+            if ctx.likes:
+                cotangents = tuple(_filled(*pair) for pair in zip(cotangents, ctx.likes, strict=True))
             moving = tuple(i for i in ctx.moving if ctx.needs_input_grad[i])
-            plan = _Plan(len(cotangents), ctx.static, ctx.where, moving)
+            plan = _Plan(len(cotangents), ctx.static, ctx.where, moving, ctx.results, ctx.made)
             given = (*cotangents, *ctx.saved_tensors)
-            pulled = plan.pull(backward, given) if torch.compiler.is_compiling() else Backward.apply(plan, *given)
+            direct = torch.compiler.is_compiling() or _are_plain(given)
+            pulled = plan.pull(backward, given) if direct else Backward.apply(plan, *given)
             result: list[Any] = [None] * len(ctx.static)
             for i, cotangent in zip(moving, pulled, strict=True):
                 result[i] = cotangent
             return tuple(result)
+
+    # autograd asks for it in every call, and finding it takes longer than the rest of the call
+    setattr(Forward.forward, "__signature__", inspect.signature(Forward.forward))
 
     def call(*args: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -154,6 +195,24 @@ def custom_vjp(
     return call
 
 
+def _are_plain(given: tuple[torch.Tensor | None, ...]) -> bool:
+    """Whether tensors come from autograd alone, which keeps no graph of this backward: then nothing has to unwrap them.
+
+    What torch.func has wrapped stays so after its transform is over, when a `pull` is called.
+    """
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    alone = torch._C._functorch.peek_interpreter_stack() is None and not torch.is_grad_enabled()
+    return alone and not any(x is not None and wrapped(x) for x in given)
+
+
+def _filled(cotangent: torch.Tensor | None, like: tuple[Any, ...] | None) -> torch.Tensor | None:
+    """A cotangent, zeros where an output that has a gradient did not get one."""
+    if cotangent is not None or like is None:
+        return cotangent
+    shape, dtype, device = like
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
 class _Plan(NamedTuple):
     """What a backward call needs besides its tensors: the cotangents, the kept inputs and the kept outputs in a row.
 
@@ -162,19 +221,26 @@ class _Plan(NamedTuple):
         static: the arguments of the forward call, `None` where a tensor was.
         where: positions of the kept tensors among the arguments.
         moving: positions of the arguments whose cotangent is wanted.
+        results: positions of the kept tensors among the outputs.
+        made: how many outputs the backward is shown.
     """
 
     cotangents: int
     static: tuple[Any, ...]
     where: tuple[int, ...]
     moving: tuple[int, ...]
+    results: tuple[int, ...]
+    made: int
 
     def pull(self, backward: Callable[..., Any], tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         first, after = self.cotangents, self.cotangents + len(self.where)
         inputs = list(self.static)
         for i, tensor in zip(self.where, tensors[first:after], strict=True):
             inputs[i] = tensor
-        result = backward(tuple(tensors[:first]), tuple(inputs), tuple(tensors[after:]))
+        outputs: list[torch.Tensor | None] = [None] * self.made
+        for i, tensor in zip(self.results, tensors[after:], strict=True):
+            outputs[i] = tensor
+        result = backward(tuple(tensors[:first]), tuple(inputs), tuple(outputs))
         if len(result) != len(inputs):
             raise ValueError(
                 f"the backward of a custom_vjp must return {len(inputs)} cotangents, received {len(result)}"

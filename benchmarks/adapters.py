@@ -42,7 +42,8 @@ def main() -> None:
         ("adapters", lambda: _adapter_step(options, tokens, device, dtype)),
     ):
         step = build()
-        seconds[label], peaks[label], loss = _measure(step, device, options.steps)
+        found = _measure(step, device, options.steps)
+        seconds[label], peaks[label], loss = found["seconds"], found["peak_gb"] * 1e9, found["loss"]
         del step
         print(
             f"{label:15s} {tokens.numel() / seconds[label]:10.0f} tokens/s  {seconds[label] * 1e3:8.1f} ms  "

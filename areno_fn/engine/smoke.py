@@ -7,7 +7,11 @@ from collections.abc import Callable
 import torch
 
 from areno_fn.autodiff import custom_vjp, value_and_grad
+from areno_fn.kernels.adamw import Factors, adamw_update
+from areno_fn.kernels.add_rms_norm import add_rms_norm
 from areno_fn.kernels.gated_silu import gated_silu
+from areno_fn.kernels.linear_token_logp import linear_token_logp
+from areno_fn.kernels.norm_rotary import norm_rotary
 from areno_fn.kernels.paged_attention import paged_attention
 from areno_fn.kernels.rms_norm import rms_norm
 from areno_fn.kernels.rotary import rotary
@@ -34,11 +38,33 @@ def _constant(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[tor
     return custom_vjp(function, lambda cotangents, inputs, outputs: cotangents, keep_outputs=False)
 
 
+def _heads(x: torch.Tensor) -> torch.Tensor:
+    size = _SIZE // 4
+    weight = torch.linspace(1, 2, size, dtype=x.dtype, device=x.device)
+    cos, sin = (angles[:, : size // 2] for angles in _angles(x))
+    q, k = norm_rotary(x.reshape(_ROWS, 4, size), weight, weight.flip(0), cos, sin, 2, 1e-6)
+    return torch.cat((q, k), dim=1)
+
+
+def _moved(x: torch.Tensor) -> torch.Tensor:
+    """Two updates of x by AdamW along itself."""
+    master, mu, nu = x.float(), torch.zeros_like(x, dtype=torch.float32), torch.zeros_like(x, dtype=torch.float32)
+    factors = Factors(*x.new_tensor([0.5, 0.1, 0.1, 0.001]).float())
+    for _ in range(2):
+        new = adamw_update([x], [master], [mu], [nu], torch.float32, [0.1], factors, (0.9, 0.999), 1e-8)
+        master, mu, nu = new.master[0], new.mu[0], new.nu[0]
+    return master.to(x.dtype)
+
+
 SMOKE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "rms_norm": lambda x: rms_norm(x, x[0].detach() + 2, 1e-6),
+    "adamw": _constant(_moved),
+    "add_rms_norm": lambda x: add_rms_norm(x, x.flip(0).detach(), x[0].detach() + 2, 1e-6)[1],
     "gated_silu": gated_silu,
     "paged_attention": _constant(_attended),
+    "linear_token_logp": lambda x: linear_token_logp(x, x.flip(1).detach(), torch.arange(_ROWS, device=x.device))[0],
     "rotary": lambda x: rotary(x.reshape(_ROWS, 1, _SIZE), *_angles(x)),
+    "norm_rotary": _heads,
     "token_logp": lambda x: token_logp(x, torch.arange(_ROWS, device=x.device))[0],
 }
 """A call of each kernel on an input of [3, 32]."""

@@ -33,6 +33,41 @@ def warps(elements: int) -> int:
     return min(16, max(1, elements // 512))
 
 
+def resident(x: torch.Tensor, warps: int) -> int:
+    """How many programs of so many warps run at once on the device of `x`, when each thread has some 64 registers.
+
+    A program that walks over rows is started so often and no oftener, so that no part of the device waits for a last few.
+    """
+    processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
+    return processors * max(1, 32 // warps)
+
+
+def summed(partial: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The sum [D] of the rows of a contiguous matrix [P, D], in a fixed order, formed in its dtype and rounded to another."""
+    count, size = partial.shape
+    total = torch.empty(size, dtype=dtype, device=partial.device)
+    if size:
+        with on_device_of(partial):
+            _sum_kernel[(triton.cdiv(size, 32),)](
+                partial, total, count, size, WIDE=wide(partial), ROWS=128, COLUMNS=32, num_warps=4, **ROUNDING
+            )
+    return total
+
+
+@triton.jit
+def _sum_kernel(
+    partial_ptr, total_ptr, count, size, WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):  # fmt: skip
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    within = column < size
+    total = tl.zeros([ROWS, COLUMNS], dtype=WIDE)
+    for first in range(0, count, ROWS):
+        row = first + tl.arange(0, ROWS)
+        inside = (row < count)[:, None] & within[None, :]
+        total += tl.load(partial_ptr + row[:, None].to(tl.int64) * size + column[None, :], mask=inside, other=0.0)
+    tl.store(total_ptr + column, tl.sum(total, axis=0).to(total_ptr.dtype.element_ty), mask=within)
+
+
 def on_device_of(x: torch.Tensor) -> AbstractContextManager[None]:
     """Launches go to the current device, which need not be the one that the tensor lies on."""
     return torch.cuda.device_of(x) if x.is_cuda else nullcontext()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 import torch.nn.functional as F
 
@@ -36,6 +38,41 @@ def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) ->
         a, b = _filled(weight.a.to(x.dtype), weight.b.to(x.dtype))
         return _product(x, weight.weight, bias) + _product(_product(x, a), b)
     return _product(x, weight, bias)
+
+
+def linear_into_input(dy: torch.Tensor, weight: Weight) -> torch.Tensor:
+    """The cotangent [N, D] of `linear`'s rows x, of the cotangent dy [N, E] of its result."""
+    if isinstance(weight, Adapted):
+        return dy @ weight.weight + (dy @ weight.b.to(dy.dtype)) @ weight.a.to(dy.dtype)
+    return dy @ weight
+
+
+def linear_into_weights(
+    dy: torch.Tensor, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, wanted: Collection[str]
+) -> dict[str, torch.Tensor]:
+    """The cotangents of what `linear` multiplies by, of dy [N, E] and the rows x [N, D]; those alone that are wanted.
+
+    Args:
+        dy: the cotangent of the result.
+        x: the rows.
+        weight, bias: as `linear` took them.
+        wanted: some of "weight", "bias" and, of an adapted weight, "a" and "b".
+
+    Returns:
+        By the names in `wanted`, each in the dtype of what it is the cotangent of.
+    """
+    found: dict[str, torch.Tensor] = {}
+    base = weight.weight if isinstance(weight, Adapted) else weight
+    if "weight" in wanted:
+        found["weight"] = (dy.t() @ x).to(base.dtype)
+    if "bias" in wanted and bias is not None:
+        found["bias"] = dy.sum(0).to(bias.dtype)
+    if isinstance(weight, Adapted):
+        if "a" in wanted:
+            found["a"] = ((dy @ weight.b.to(dy.dtype)).t() @ x).to(weight.a.dtype)
+        if "b" in wanted:
+            found["b"] = (dy.t() @ (x @ weight.a.to(x.dtype).t())).to(weight.b.dtype)
+    return found
 
 
 def _filled(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

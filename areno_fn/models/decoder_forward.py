@@ -5,10 +5,14 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from areno_fn.autodiff import remat as recomputed
 from areno_fn.contracts.errors import ModelError
+from areno_fn.kernels.add_rms_norm import add_rms_norm
 from areno_fn.kernels.attention import packed_attention, packed_layout
+from areno_fn.kernels.attention.fused import takes
 from areno_fn.kernels.rms_norm import rms_norm
-from areno_fn.models.decoder import Decoder, DecoderConfig
+from areno_fn.models.decoder import Decoder, DecoderConfig, Layer
+from areno_fn.models.decoder_block import Pair, block
 from areno_fn.models.decoder_layer import angles, check_tokens, finish, logits, project
 
 
@@ -49,8 +53,12 @@ def hidden(
     segments: torch.Tensor,
     *,
     bounds: tuple[int, int] | None = None,
+    remat: bool = False,
 ) -> torch.Tensor:
-    """Final hidden states [N, D]; arguments and errors as for `forward`."""
+    """Final hidden states [N, D]; arguments and errors as for `forward`.
+
+    With `remat` a layer keeps its input alone, and is computed again in the backward pass.
+    """
     if not tokens.shape == positions.shape == segments.shape:
         raise ModelError(
             "tokens, positions and segments must have one length, "
@@ -60,7 +68,18 @@ def hidden(
     layout = packed_layout(segments, bounds)
     cos, sin = angles(config, positions)
     x = F.embedding(tokens, params.embed)
-    for layer in params.layers:
+    if takes(x, config.head_dim):
+        pair = Pair(x, torch.zeros_like(x))
+        cos, sin = cos.to(x.dtype), sin.to(x.dtype)  # as every layer rounds them
+        for layer in params.layers:
+            pair = block(config, layer, pair, cos, sin, layout, remat=remat)
+        return add_rms_norm(pair.change, pair.stream, params.norm, config.rms_norm_eps)[1]
+
+    def read(layer: Layer, x: torch.Tensor) -> torch.Tensor:
         q, k, v = project(config, layer, x, cos, sin)
-        x = finish(config, layer, x, packed_attention(q, k, v, layout, config.head_dim**-0.5))
+        return finish(config, layer, x, packed_attention(q, k, v, layout, config.head_dim**-0.5))
+
+    run = recomputed(read) if remat else read
+    for layer in params.layers:
+        x = run(layer, x)
     return rms_norm(x, params.norm, config.rms_norm_eps)

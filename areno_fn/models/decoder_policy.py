@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 import torch
 
+from areno_fn.contracts.adapter import Weight
 from areno_fn.contracts.pages import Pages
 from areno_fn.contracts.policy import Cache
 from areno_fn.models import decoder_cache, decoder_forward, decoder_layer, decoder_pages
@@ -13,9 +14,15 @@ from areno_fn.models.decoder import Decoder, DecoderConfig
 
 @attrs.frozen
 class DecoderPolicy:
-    """The `TokenPolicy` of a dense decoder: its functions with the configuration filled in."""
+    """The `TokenPolicy` of a dense decoder: its functions with the configuration filled in.
+
+    Attributes:
+        config: the model.
+        remat: a layer keeps its input alone for the backward pass, in which it is computed again.
+    """
 
     config: DecoderConfig
+    remat: bool = False
 
     @property
     def vocab_size(self) -> int:
@@ -37,11 +44,15 @@ class DecoderPolicy:
         bounds: tuple[int, int] | None = None,
     ) -> torch.Tensor:
         """Final hidden states [N, D]."""
-        return decoder_forward.hidden(params, self.config, tokens, positions, segments, bounds=bounds)
+        return decoder_forward.hidden(params, self.config, tokens, positions, segments, bounds=bounds, remat=self.remat)
 
     def logits(self, params: Decoder, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [..., V]."""
         return decoder_layer.logits(params, hidden)
+
+    def head(self, params: Decoder) -> Weight:
+        """The matrix [V, D] that makes logits of hidden states."""
+        return params.embed if params.head is None else params.head
 
     def prefill(
         self, params: Decoder, tokens: torch.Tensor, lengths: torch.Tensor, capacity: int

@@ -17,7 +17,7 @@ from areno_fn.contracts.record import replace
 from areno_fn.contracts.state import TrainState
 from areno_fn.steps.joins import Ends, Stage, ends, fits, join, show, stage_name
 from areno_fn.steps.reduce import add_sums, finish, reduce_sums
-from areno_fn.steps.scaling import divided
+from areno_fn.steps.scaling import divided, fitting
 
 __all__ = [
     "Objective",
@@ -137,13 +137,13 @@ def accumulate(
         if not batches:
             raise RecordError("accumulate was given no micro-batch; a step needs at least one")
         (_, sums), slope = derive(params, batches[0], frozen)
-        gradient = [_own(leaf) for leaf in tree.leaves(slope)]
+        gradient = _owned(tree.leaves(slope))
         for batch in batches[1:]:
             (_, part), slope = derive(params, batch, frozen)
             torch._foreach_add_(_floating(gradient), _floating(tree.leaves(slope)))
             sums = add_sums(sums, part)
         reduced, sums = reduce(tree.unflatten(params, gradient), sums)
-        return _divided(reduced, sums.weight), sums
+        return _divided(reduced, sums.weight, owned=reduce is alone), sums
 
     return gradient_of
 
@@ -219,20 +219,27 @@ def _with_total_first(
     return run
 
 
-def _own(leaf: Any) -> Any:
-    """A copy to add into: a gradient may share storage with another leaf's or with an argument."""
-    if not (isinstance(leaf, torch.Tensor) and leaf.is_floating_point()):
-        return leaf
-    return leaf.to(torch.promote_types(leaf.dtype, torch.float32), copy=True, memory_format=torch.contiguous_format)
+def _owned(leaves: Sequence[Any]) -> list[Any]:
+    """Copies to add into, in float32 at least: a gradient may share storage with another leaf's or with an argument."""
+    slopes = _floating(leaves)
+    wider = [torch.promote_types(slope.dtype, torch.float32) for slope in slopes]
+    copies = [torch.empty(x.shape, dtype=dtype, device=x.device) for x, dtype in zip(slopes, wider, strict=True)]
+    torch._foreach_copy_(copies, slopes)
+    remaining = iter(copies)
+    return [next(remaining) if _floating([leaf]) else leaf for leaf in leaves]
 
 
 def _floating(leaves: Sequence[Any]) -> list[torch.Tensor]:
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
 
 
-def _divided(gradient: Any, weight: torch.Tensor) -> Any:
+def _divided(gradient: Any, weight: torch.Tensor, owned: bool) -> Any:
+    """The gradient over the weight, in the memory of what is divided where nobody else knows that."""
     leaves = tree.leaves(gradient)
     # dividing by infinity makes the gradient of nothing exactly 0 without another pass over it
     divisor = torch.where(weight == 0, torch.inf, weight)
+    if owned:
+        torch._foreach_div_(_floating(leaves), fitting(divisor, _floating(leaves)))
+        return gradient
     means = iter(divided(_floating(leaves), divisor))
     return tree.unflatten(gradient, [next(means) if _floating([leaf]) else leaf for leaf in leaves])

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from areno_fn import tree
 from areno_fn.autodiff import value_and_grad
 from areno_fn.contracts.errors import KernelError
+from areno_fn.kernels.add_rms_norm import cases as add_rms_norm_cases
 from areno_fn.kernels.gated_silu import cases as gated_silu_cases
 from areno_fn.kernels.gated_silu import gated_silu
 from areno_fn.kernels.law import (
@@ -24,6 +25,8 @@ from areno_fn.kernels.law import (
     moving_tensors,
     pulled,
 )
+from areno_fn.kernels.linear_token_logp import cases as linear_token_logp_cases
+from areno_fn.kernels.norm_rotary import cases as norm_rotary_cases
 from areno_fn.kernels.rms_norm import cases as rms_norm_cases
 from areno_fn.kernels.rms_norm import rms_norm
 from areno_fn.kernels.rotary import cases as rotary_cases
@@ -34,7 +37,15 @@ from areno_fn.kernels.token_logp import token_logp
 pytestmark = pytest.mark.gpu
 
 DEVICE = "cuda"
-KERNELS = [rms_norm_cases.CASES, gated_silu_cases.CASES, rotary_cases.CASES, token_logp_cases.CASES]
+KERNELS = [
+    rms_norm_cases.CASES,
+    add_rms_norm_cases.CASES,
+    gated_silu_cases.CASES,
+    rotary_cases.CASES,
+    norm_rotary_cases.CASES,
+    token_logp_cases.CASES,
+    linear_token_logp_cases.CASES,
+]
 HOT = [pytest.param(k, c, id=f"{k.name}-{'x'.join(map(str, c.sizes))}-{c.variant}") for k in KERNELS for c in k.hot]
 
 every_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)

@@ -614,3 +614,26 @@ if __name__ == "__main__":
     for check in CHECKS:
         check()
         print(check.__name__)
+
+
+@pytest.mark.parametrize("how", ["vjp", "autograd", "value_and_grad"])
+def test_the_backward_of_a_custom_vjp_sees_plain_tensors(how: str) -> None:
+    seen: list[bool] = []
+
+    def backward(cotangents: Any, inputs: Any, outputs: Any) -> Any:
+        given = (*cotangents, *inputs, *outputs)
+        seen.extend(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in given)
+        return (cotangents[0] * 2,)
+
+    double = custom_vjp(lambda x: x * 2, backward)
+    x = torch.ones(3)
+    if how == "vjp":
+        _, pull = torch.func.vjp(double, x)
+        gradients = [pull(torch.ones(3))[0], pull(torch.ones(3))[0]]
+    elif how == "autograd":
+        x.requires_grad_()
+        gradients = [torch.autograd.grad(double(x).sum(), x)[0]]
+    else:
+        gradients = [value_and_grad(lambda x: double(x).sum())(x)[1]]
+    assert all(torch.equal(g, torch.full((3,), 2.0)) for g in gradients)
+    assert seen and not any(seen)

@@ -22,10 +22,13 @@ from hypothesis import HealthCheck, given, settings
 from areno_fn import tree
 from areno_fn.autodiff import value_and_grad
 from areno_fn.contracts.errors import KernelError
+from areno_fn.kernels.add_rms_norm import cases as add_rms_norm_cases
 from areno_fn.kernels.backend import BACKENDS, backend
 from areno_fn.kernels.gated_silu import cases as gated_silu_cases
 from areno_fn.kernels.gated_silu import gated_silu
 from areno_fn.kernels.law import Case, Cases, against_oracle, cotangents_of, moving_tensors, pulled
+from areno_fn.kernels.linear_token_logp import cases as linear_token_logp_cases
+from areno_fn.kernels.norm_rotary import cases as norm_rotary_cases
 from areno_fn.kernels.rms_norm import cases as rms_norm_cases
 from areno_fn.kernels.rms_norm import rms_norm
 from areno_fn.kernels.rotary import cases as rotary_cases
@@ -33,7 +36,15 @@ from areno_fn.kernels.rotary import rotary
 from areno_fn.kernels.token_logp import cases as token_logp_cases
 from areno_fn.kernels.token_logp import token_logp
 
-KERNELS = [rms_norm_cases.CASES, gated_silu_cases.CASES, rotary_cases.CASES, token_logp_cases.CASES]
+KERNELS = [
+    rms_norm_cases.CASES,
+    add_rms_norm_cases.CASES,
+    gated_silu_cases.CASES,
+    rotary_cases.CASES,
+    norm_rotary_cases.CASES,
+    token_logp_cases.CASES,
+    linear_token_logp_cases.CASES,
+]
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 MODES = [
     "reference",
@@ -408,7 +419,7 @@ def test_every_triton_kernel_compiles_for_the_gpu() -> None:
     assert names == {f"{k.name}.{part}" for k in KERNELS for part in ("_forward_kernel", "_backward_kernel")} - {
         "rotary._forward_kernel",
         "rotary._backward_kernel",
-    } | {"rotary._rotate_kernel"}
+    } | {"rotary._rotate_kernel", "launch._sum_kernel"}
 
 
 def graphs() -> None:
@@ -475,11 +486,11 @@ def machine_code() -> None:
 
             return launch
 
-    for kernel in KERNELS:
-        module = importlib.import_module(f"areno_fn.kernels.{kernel.name}.triton")
+    for place in ("launch", *(f"{kernel.name}.triton" for kernel in KERNELS)):
+        module = importlib.import_module(f"areno_fn.kernels.{place}")
         for name, value in list(vars(module).items()):
             if name.endswith("_kernel"):
-                setattr(module, name, Launcher(f"{kernel.name}.{name}", value))
+                setattr(module, name, Launcher(f"{place.removesuffix('.triton')}.{name}", value))
     BACKENDS["cpu"] = "triton"
     for kernel in KERNELS:
         for dtype, last in ((torch.bfloat16, 64), (torch.float32, 33), (torch.float64, 1)):

@@ -1,9 +1,9 @@
 """`attention`: causal softmax attention over packed documents, and over a cache.
 
-One implementation serves every device: torch's own `scaled_dot_product_attention`, which picks a fused kernel on
-the CPU as on the GPU. There is no second path and no mask of N x N. Documents that are packed end to end are laid
-side by side in a view padded to the longest one; for documents of one length that is a reshape, and otherwise it
-costs documents x longest places, so pack documents of similar length together.
+torch's own kernels do the work, and there is never a mask of N x N. On the GPU in half precision documents stay as they
+are packed, end to end (`fused.py`). Elsewhere they are laid side by side in a view padded to the longest one for
+`scaled_dot_product_attention`; for documents of one length that is a reshape, and otherwise it costs documents x
+longest places, so pack documents of similar length together.
 
 On the CPU a token's result has the same bits whatever it is packed or decoded with, as far as `places.py` explains.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from areno_fn.kernels.attention.fused import fused_attention, takes
 from areno_fn.kernels.attention.layout import PackedLayout, equal_documents, packed_layout
 from areno_fn.kernels.attention.places import key_places, padded
 from areno_fn.kernels.backend import require
@@ -48,6 +49,8 @@ def packed_attention(
     fits = fits and q.shape[0] == layout.tokens and q.shape[1] % k.shape[1] == 0
     wanted = f"q must be [N, H, head_dim] and k and v [N, K, head_dim] with N = {layout.tokens} and H a multiple of K"
     require(fits, "packed_attention", wanted, q, k, v)
+    if takes(q, q.shape[-1]):
+        return fused_attention(q, k, v, layout, scale)[0]
     shared = q.shape[1] != k.shape[1]
     places = key_places(layout.longest, q.device)
     q, k, v = (padded(layout.pad(x).transpose(1, 2), places) for x in (q, k, v))

@@ -10,18 +10,20 @@ from areno_fn.contracts.record import record, static
 
 @record
 class PackedLayout:
-    """Index tensors of one packing. Documents of one length need none: both are `None` then.
+    """Index tensors of one packing. Documents of one length need none: all are `None` then.
 
     Attributes:
         source: int64 [documents * longest], the place in the stream that each padded place reads; what lies
             past a document's end repeats the document's own last token.
         place: int64 [N], the padded place of each token of the stream.
+        edges: int32 [documents + 1], where each document begins in the stream, and where the last one ends.
         documents: number of documents.
         longest: places a document gets, at least the length of the longest.
     """
 
     source: torch.Tensor | None
     place: torch.Tensor | None
+    edges: torch.Tensor | None
     documents: int = static()
     longest: int = static()
 
@@ -43,7 +45,7 @@ class PackedLayout:
 
 def equal_documents(documents: int, longest: int) -> PackedLayout:
     """The layout of documents that all have one length."""
-    return PackedLayout(source=None, place=None, documents=documents, longest=longest)
+    return PackedLayout(source=None, place=None, edges=None, documents=documents, longest=longest)
 
 
 def packed_layout(segments: torch.Tensor, bounds: tuple[int, int] | None = None) -> PackedLayout:
@@ -73,7 +75,7 @@ def packed_layout(segments: torch.Tensor, bounds: tuple[int, int] | None = None)
     within = torch.arange(longest, device=segments.device)
     source = torch.minimum(starts + within, ends - 1).flatten()
     place = torch.arange(segments.shape[0], device=segments.device) + (numbers * longest - edges)[segments]
-    return PackedLayout(source=source, place=place, documents=documents, longest=longest)
+    return PackedLayout(source=source, place=place, edges=edges.to(torch.int32), documents=documents, longest=longest)
 
 
 def _checked(segments: torch.Tensor, bounds: tuple[int, int] | None) -> tuple[int, int]:

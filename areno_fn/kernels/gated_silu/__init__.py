@@ -10,7 +10,7 @@ from areno_fn.autodiff import custom_vjp
 from areno_fn.kernels.backend import implementation, require
 from areno_fn.kernels.gated_silu import reference
 
-__all__ = ["gated_silu"]
+__all__ = ["backward_with_value", "forward", "gated_silu"]
 
 
 def gated_silu(gate_up: torch.Tensor) -> torch.Tensor:
@@ -40,13 +40,15 @@ def _pull(cotangents: tuple[Any, ...], inputs: tuple[Any, ...], outputs: tuple[A
     return (_backward(*cotangents, *inputs),)
 
 
-_forward = implementation(
+forward = implementation(
     "gated_silu",
     "forward",
     "(Tensor gate_up) -> Tensor",
     reference.forward,
     lambda gate_up: gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2),
 )
+"""`gated_silu` itself, without a derivative, for primitives that contain it."""
+
 _backward = implementation(
     "gated_silu",
     "backward",
@@ -54,4 +56,16 @@ _backward = implementation(
     reference.backward,
     lambda dy, gate_up: gate_up.new_empty(gate_up.shape),
 )
-_gated_silu = custom_vjp(_forward, _pull, keep_outputs=False)
+backward_with_value = implementation(
+    "gated_silu",
+    "backward_with_value",
+    "(Tensor dy, Tensor gate_up) -> (Tensor, Tensor)",
+    reference.backward_with_value,
+    lambda dy, gate_up: (
+        gate_up.new_empty(gate_up.shape),
+        gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2),
+    ),
+)
+"""`(dy, gate_up) -> (cotangent of gate_up, gated_silu(gate_up))`, for primitives that keep the input alone."""
+
+_gated_silu = custom_vjp(forward, _pull, keep_outputs=False)

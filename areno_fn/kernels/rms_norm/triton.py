@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from areno_fn.kernels.backend import require
-from areno_fn.kernels.launch import ROUNDING, on_device_of, rows_of, tile, warps, wide
+from areno_fn.kernels.launch import ROUNDING, on_device_of, resident, rows_of, summed, tile, warps, wide
 
 LARGEST = 65536
 """The widest row that fits into registers."""
@@ -45,8 +45,9 @@ def backward(
         return dx, torch.zeros(weight.shape, dtype=weight.dtype, device=x.device)
     x_abd, dy_abd = rows_of(x), rows_of(dy)
     count = x_abd.shape[0] * x_abd.shape[1]
-    rows, columns = tile(x.shape[-1])
-    programs = min(triton.cdiv(count, rows), max(256, min(1024, 2**20 // columns)))
+    rows, columns = tile(x.shape[-1], 1024)
+    threads = min(8, warps(2 * rows * columns))
+    programs = min(triton.cdiv(count, rows), resident(x, threads))
     partial_dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     partial = torch.empty(programs, x.shape[-1], dtype=partial_dtype, device=x.device)
     with on_device_of(x):
@@ -54,9 +55,9 @@ def backward(
             dy_abd, x_abd, weight, dx, partial, count, programs * rows, *x_abd.shape[1:],
             *dy_abd.stride(), *x_abd.stride(), weight.stride(0),
             EPS=eps, ZERO_CENTRED=zero_centred, WIDE=wide(x), ROWS=rows, COLUMNS=columns,
-            num_warps=warps(rows * columns), **ROUNDING,
+            num_warps=threads, **ROUNDING,
         )  # fmt: skip
-    return dx, partial.sum(0).to(weight.dtype)
+    return dx, summed(partial, weight.dtype)
 
 
 def _fits(x: torch.Tensor) -> None:
@@ -90,7 +91,7 @@ def _backward_kernel(
     w = tl.load(w_ptr + column * w_d, mask=column < D, other=0.0).to(WIDE)
     if ZERO_CENTRED:
         w = 1 + w
-    dw = tl.zeros([COLUMNS], dtype=WIDE)
+    dw = tl.zeros([ROWS, COLUMNS], dtype=WIDE)
     first = program * ROWS
     while first < count:
         row = first + tl.arange(0, ROWS)
@@ -105,6 +106,6 @@ def _backward_kernel(
         dx = reciprocal * (g - normal * (tl.sum(g * normal, axis=1) / D)[:, None])
         tl.store(dx_ptr + row[:, None] * D + column[None, :], dx.to(dx_ptr.dtype.element_ty), mask=inside)
         scaled = normal if ZERO_CENTRED else normal.to(x_ptr.dtype.element_ty).to(WIDE)
-        dw += tl.sum(dy * scaled, axis=0)
+        dw += dy * scaled
         first += stride
-    tl.store(partial_ptr + program * D + column, dw, mask=column < D)
+    tl.store(partial_ptr + program * D + column, tl.sum(dw, axis=0), mask=column < D)

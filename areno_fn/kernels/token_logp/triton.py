@@ -12,7 +12,7 @@ import triton.language as tl
 
 from areno_fn.kernels.launch import ROUNDING, on_device_of, wide
 
-COLUMNS = 4096
+COLUMNS = 8192
 
 
 def forward(
@@ -58,8 +58,7 @@ def _forward_kernel(
     m = tl.full([], LOWEST, dtype=WIDE)
     s = tl.full([], 0.0, dtype=WIDE)
     u = tl.full([], 0.0, dtype=WIDE)
-    start = 0
-    while start < size:
+    for start in range(0, size, COLUMNS):
         column = start + tl.arange(0, COLUMNS).to(tl.int64)
         logit = tl.load(logits_ptr + column * logits_v, mask=column < size, other=-float("inf")).to(WIDE)
         larger = tl.maximum(m, tl.max(logit, axis=0))
@@ -72,7 +71,6 @@ def _forward_kernel(
         # exp may be 0 where the distance is infinite
         u += tl.sum(tl.where(e > 0, e * (larger - logit), 0.0), axis=0)
         m = larger
-        start += COLUMNS
     log_sum = tl.where(s == 0, 0.0, tl.log(s))
     target = tl.load(targets_ptr + row * targets_m)
     known = (target >= 0) & (target < size)

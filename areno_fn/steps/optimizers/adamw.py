@@ -5,8 +5,11 @@ from __future__ import annotations
 from areno_fn.contracts.optim import Optimizer, Transform
 from areno_fn.contracts.spec import AdamWSpec
 from areno_fn.steps.optimizers.adam import scale_by_adam
+from areno_fn.steps.optimizers.decay import rule
+from areno_fn.steps.optimizers.fused import with_one_pass
 from areno_fn.steps.optimizers.groups import assembled, labels_of, settings
 from areno_fn.steps.optimizers.orthogonal import Placements
+from areno_fn.steps.schedules import learning_rate
 
 
 def adamw(spec: AdamWSpec, total_steps: int, placements: Placements | None = None) -> Optimizer:
@@ -17,7 +20,7 @@ def adamw(spec: AdamWSpec, total_steps: int, placements: Placements | None = Non
         p <- p - lr(step) u
 
     Equal to `torch.nn.utils.clip_grad_norm_` followed by `torch.optim.AdamW` with two parameter groups.
-    It reports grad_norm and lr.
+    It reports grad_norm and lr. On a GPU, without groups, all of it is one pass over the leaves.
 
     Args:
         spec: `max_grad_norm = 0` does not clip.
@@ -29,4 +32,8 @@ def adamw(spec: AdamWSpec, total_steps: int, placements: Placements | None = Non
         return scale_by_adam(*spec.betas, eps=spec.eps)
 
     parts = settings("adamw", spec, spec.schedule, total_steps, direction, placements=placements)
-    return assembled(spec.max_grad_norm, parts, labels_of(spec, placements))
+    composed = assembled(spec.max_grad_norm, parts, labels_of(spec, placements))
+    if spec.groups:
+        return composed
+    schedule = learning_rate(spec.schedule, spec.lr, total_steps)
+    return with_one_pass(composed, spec, schedule, rule(spec.decay, placements))

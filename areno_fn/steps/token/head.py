@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import repeat
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.utils._pytree as pytree
@@ -12,9 +12,19 @@ import torch.utils._pytree as pytree
 from areno_fn.autodiff import custom_vjp
 from areno_fn.contracts.policy import TokenPolicy
 from areno_fn.contracts.spec import Sampling
-from areno_fn.steps.token.sampling import MAX_LOGITS, log_probs
+from areno_fn.kernels.linear_token_logp import linear_token_logp
+from areno_fn.steps.token.sampling import MAX_LOGITS, cuts, log_probs
 
 _Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+@runtime_checkable
+class LinearHead(Protocol):
+    """A policy whose logits are a linear map of its hidden states."""
+
+    def head(self, params: Any) -> Any:
+        """The matrix [V, D] of which `logits(params, hidden)` is `hidden matrix^T`; it may be adapted."""
+        ...
 
 
 def decision_log_probs(
@@ -31,7 +41,8 @@ def decision_log_probs(
 
     When the logits of all decisions would be more than `max_logits` numbers, they are made some rows at a
     time, thrown away, and made again in the backward pass; rows do not see each other, so the values and
-    gradients are those of the whole up to rounding.
+    gradients are those of the whole up to rounding. On the GPU, a `LinearHead` under a distribution that cuts nothing
+    off is taken through `linear_token_logp` instead, which makes them for a part of the vocabulary at a time.
 
     Args:
         policy: the model; only its `logits` is called.
@@ -48,6 +59,9 @@ def decision_log_probs(
     rows = max(1, max_logits // policy.vocab_size)
     if targets.shape[0] <= rows:
         return log_probs(policy.logits(params, hidden), targets, sampling, kept)
+    matrix = policy.head(params) if isinstance(policy, LinearHead) else None
+    if isinstance(matrix, torch.Tensor) and _in_parts(hidden, matrix) and not cuts(sampling, policy.vocab_size):
+        return linear_token_logp(hidden, matrix, targets, 1 / (sampling.temperature or 1.0))
     leaves, structure = pytree.tree_flatten(params)
     moving = [i for i, x in enumerate(leaves) if _may_move(x)]
 
@@ -59,6 +73,11 @@ def decision_log_probs(
 
     logp, entropy = _by_chunks(head, rows, hidden, targets, kept, *(leaves[i] for i in moving))
     return logp, entropy
+
+
+def _in_parts(hidden: torch.Tensor, matrix: torch.Tensor) -> bool:
+    """Whether the vocabulary is cut in parts. On the CPU it is not, so that a row keeps the bits it had in a rollout."""
+    return hidden.is_cuda and hidden.dtype == matrix.dtype and not torch.compiler.is_compiling()
 
 
 def _may_move(leaf: Any) -> bool:
