@@ -16,7 +16,7 @@ from areno_fn.models.decoder_forward import forward
 
 pytestmark = pytest.mark.gpu
 
-LENGTHS = {"even": (96, 96, 96), "ragged": (5, 1, 133, 2, 64), "one": (257,)}
+LENGTHS = {"even": (96, 96, 96), "short": (3, 3, 3), "ragged": (5, 1, 133, 2, 64), "one": (257,)}
 
 
 def segments_of(lengths: tuple[int, ...]) -> torch.Tensor:

@@ -15,6 +15,8 @@ from areno_fn.kernels.attention.layout import PackedLayout
 
 CUDNN_WIDEST, FLASH_WIDEST, EVEN = 128, 256, 8
 """The widest heads of either kernel, and what their width is a multiple of."""
+CUDNN_SHORTEST = 64
+"""The shortest documents that are given to cuDNN, which refuses some lengths below."""
 
 
 def takes(x: torch.Tensor, head_dim: int) -> bool:
@@ -69,8 +71,9 @@ def backward(
 
 
 def _dense(q: torch.Tensor, layout: PackedLayout) -> bool:
-    newer = torch.cuda.get_device_capability(q.device) >= (9, 0)
-    return layout.edges is None and newer and q.shape[-1] <= CUDNN_WIDEST
+    if layout.edges is not None or layout.longest < CUDNN_SHORTEST or q.shape[-1] > CUDNN_WIDEST:
+        return False
+    return torch.cuda.get_device_capability(q.device) >= (9, 0)
 
 
 def _beside(x: torch.Tensor, layout: PackedLayout) -> torch.Tensor:
