@@ -16,7 +16,7 @@ from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.key import Key
 from areno_fn.steps.flow.path import noised, predict, remember, rows_of
 from areno_fn.steps.flow.schedule import flow_match, shifted, unshifted
-from areno_fn.steps.flow.times import Times, sampled_steps, sampled_times, share
+from areno_fn.steps.flow.times import Grid, Times, grid_steps, sampled_steps, sampled_times, share
 
 kinds = st.sampled_from(["uniform", "logit_normal"])
 shifts = st.floats(0.1, 10) | st.sampled_from([1.0, 3.0])
@@ -103,6 +103,27 @@ def test_L16_every_step_is_drawn_with_the_same_probability(spread: bool) -> None
     drawn = sampled_steps(Key.of(0), torch.arange(8000), steps, spread=spread)
     counts = torch.stack([(drawn == s).sum() for s in steps])
     assert int(counts.sum()) == 8000 and (counts - 2000).abs().max() < 200
+
+
+def test_L16_levels_of_a_grid_are_those_that_the_sampler_asks_at() -> None:
+    schedule = flow_match(10, shift=3.0)
+    part = grid_steps(10, 0.0, 0.6)
+    assert part == (0, 1, 2, 3, 4, 5) and grid_steps(28, 0.1, 0.99) == tuple(range(2, 27))
+    levels = sampled_times(Grid(schedule=schedule, steps=part), Key.of(0), torch.arange(6000))
+    counts = torch.stack([(levels == schedule.sigmas[i]).sum() for i in part])
+    assert int(counts.sum()) == 6000 and (counts - 1000).abs().max() < 120
+    last = sampled_times(Grid(schedule=schedule, steps=(-1,)), Key.of(0), torch.arange(3))
+    assert last.tolist() == [float(schedule.sigmas[9])] * 3
+    given = prompts(4)
+    (batch,) = noised(CLEAN, given.conditions, given.ids, Key.of(0), Grid(schedule=schedule))
+    assert set(batch.timestep.tolist()) <= set(schedule.timesteps.tolist())
+    for wrong in (lambda: grid_steps(10, 0.5, 0.5), lambda: grid_steps(4, 0.0, 0.1), lambda: grid_steps(4, -0.1, 1.0)):
+        with pytest.raises(SpecError, match="holds none; widen it within 0 to 1"):
+            wrong()
+    with pytest.raises(SpecError, match="needs at least one step"):
+        Grid(schedule=schedule, steps=())
+    with pytest.raises(SpecError, match="step 10 does not exist"):
+        Grid(schedule=schedule, steps=(10,))
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,22 @@ def test_adapters_change_the_velocity_as_their_merged_weights_do() -> None:
     assert not torch.allclose(ask(adapted), ask(params), atol=1e-2)
 
 
+def test_O12_parameters_of_an_update_are_seen_under_an_autocast_that_spans_it() -> None:
+    """Old and new parameters are different tensors, so that no cache of casts can take one for the other."""
+    old = trained()
+    new = tree.map(lambda x: x * 1.5, old)
+    asked = numbers("state", 2, *POLICY.latent_shape), torch.tensor([900.0, 20.0]), torch.tensor([0, 1])
+
+    def apart(params: DiT) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return POLICY.velocity(params, *asked)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        first, second, third = (POLICY.velocity(params, *asked) for params in (old, new, old))
+    assert torch.equal(first, apart(old)) and torch.equal(second, apart(new)) and torch.equal(third, first)
+    assert not torch.allclose(first, second, atol=1e-2)
+
+
 def test_objectives_differentiate_it() -> None:
     given = prompts()
     (batch,) = noised(numbers("clean", 4, *POLICY.latent_shape), given.conditions, given.ids, Key.of(0), Times())

@@ -17,7 +17,7 @@ from areno_fn.steps.flow.guidance import guided
 from areno_fn.steps.flow.latents import along
 from areno_fn.steps.flow.noise import latent_noise
 from areno_fn.steps.flow.schedule import TIMESTEPS
-from areno_fn.steps.flow.times import Times, sampled_times
+from areno_fn.steps.flow.times import Grid, Times, sampled_times
 from areno_fn.steps.reduce import wide
 
 
@@ -26,7 +26,7 @@ def noised(
     conditions: Conditions,
     ids: torch.Tensor,
     key: Key,
-    times: Times,
+    times: Times | Grid,
     *,
     terms: int = 1,
     shared: torch.Tensor | None = None,

@@ -9,9 +9,10 @@ import torch
 
 from areno_fn import random
 from areno_fn.contracts.errors import SpecError
+from areno_fn.contracts.flow import Schedule
 from areno_fn.contracts.key import GOLDEN, Key
 from areno_fn.contracts.record import shown
-from areno_fn.steps.flow.schedule import shifted, unshifted
+from areno_fn.steps.flow.schedule import places, shifted, unshifted
 
 HIGHEST = 1 - 2.0**-24
 
@@ -50,13 +51,49 @@ class Times:
             )
 
 
+@attrs.frozen(kw_only=True, eq=False)
+class Grid:
+    """The levels that a schedule asks its model at, each with the same probability.
+
+    Attributes:
+        schedule: the levels.
+        steps: which of its steps; all when None, negative ones count from the end.
+        spread: as in `Times`.
+
+    Raises:
+        SpecError: a step does not exist, or there is none.
+    """
+
+    schedule: Schedule
+    steps: tuple[int, ...] | None = None
+    spread: bool = True
+
+    def __attrs_post_init__(self) -> None:
+        if not places(self.steps, self.schedule.steps):
+            raise SpecError("a grid of levels needs at least one step")
+
+
+def grid_steps(steps: int, first: float, last: float) -> tuple[int, ...]:
+    """The steps of a part of the denoising axis, of which 0 is pure noise and 1 is data: floor(T first) to below floor(T last).
+
+    Raises:
+        SpecError: the part is none, or no step lies in it.
+    """
+    if not 0 <= first < last <= 1 or int(steps * last) <= int(steps * first):
+        raise SpecError(f"the part {first} to {last} of {steps} steps holds none; widen it within 0 to 1")
+    return tuple(range(int(steps * first), int(steps * last)))
+
+
 def share(first: float, last: float) -> tuple[float, float]:
     """(low, high) of a part of the denoising axis, of which 0 is pure noise and 1 is data."""
     return 1 - last, 1 - first
 
 
-def sampled_times(times: Times, key: Key, ids: torch.Tensor) -> torch.Tensor:
-    """Noise levels strictly inside (0, 1), float32 [B], for ids int64 [B]."""
+def sampled_times(times: Times | Grid, key: Key, ids: torch.Tensor) -> torch.Tensor:
+    """Noise levels float32 [B] for ids int64 [B]: of `Times` strictly inside (0, 1), of a `Grid` its own."""
+    if isinstance(times, Grid):
+        candidates = torch.tensor(places(times.steps, times.schedule.steps), device=ids.device)
+        return times.schedule.sigmas.to(ids.device)[sampled_steps(key, ids, candidates, spread=times.spread)]
     low, high = (torch.full(ids.shape, end, dtype=torch.float64, device=ids.device) for end in (times.low, times.high))
     return times_between(times, key, ids, low, high)
 
