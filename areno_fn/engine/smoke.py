@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import torch
 
+from areno_fn import tree
 from areno_fn.autodiff import custom_vjp, value_and_grad
+from areno_fn.contracts.key import Key
 from areno_fn.kernels.adamw import Factors, adamw_update
 from areno_fn.kernels.add_rms_norm import add_rms_norm
 from areno_fn.kernels.gated_silu import gated_silu
@@ -15,6 +17,7 @@ from areno_fn.kernels.norm_rotary import norm_rotary
 from areno_fn.kernels.paged_attention import paged_attention
 from areno_fn.kernels.rms_norm import rms_norm
 from areno_fn.kernels.rotary import rotary
+from areno_fn.kernels.sample import sample
 from areno_fn.kernels.token_logp import token_logp
 
 _ROWS, _SIZE = 3, 32
@@ -33,9 +36,20 @@ def _attended(x: torch.Tensor) -> torch.Tensor:
     return paged_attention(x.reshape(_ROWS, 2, _SIZE // 2), cache, cache.flip(0), pages, 2 + places % 3, 0.5).flatten(1)
 
 
+def _drawn(x: torch.Tensor) -> torch.Tensor:
+    """Tokens, their log-probabilities and how many they were drawn among, under every rule and under none."""
+    places = torch.arange(_ROWS, device=x.device)
+    key = tree.map(lambda part: part.to(x.device), Key.of(4))
+    drawn = [
+        sample(x, key, places, places + 5, temperature=0.7, top_k=top_k, top_p=top_p, min_p=0.0)
+        for top_k, top_p in ((0, 1.0), (9, 0.8))
+    ]
+    return torch.stack([column.to(x.dtype) for columns in drawn for column in columns])
+
+
 def _constant(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A kernel without a derivative, past which cotangents go."""
-    return custom_vjp(function, lambda cotangents, inputs, outputs: cotangents, keep_outputs=False)
+    """A kernel without a derivative, whose input is given the gradient 0."""
+    return custom_vjp(function, lambda cotangents, inputs, outputs: (torch.zeros_like(inputs[0]),), keep_outputs=False)
 
 
 def _heads(x: torch.Tensor) -> torch.Tensor:
@@ -65,6 +79,7 @@ SMOKE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "linear_token_logp": lambda x: linear_token_logp(x, x.flip(1).detach(), torch.arange(_ROWS, device=x.device))[0],
     "rotary": lambda x: rotary(x.reshape(_ROWS, 1, _SIZE), *_angles(x)),
     "norm_rotary": _heads,
+    "sample": _constant(_drawn),
     "token_logp": lambda x: token_logp(x, torch.arange(_ROWS, device=x.device))[0],
 }
 """A call of each kernel on an input of [3, 32]."""

@@ -18,7 +18,7 @@ from areno_fn.steps.token.checks import check_prompts, check_stops
 from areno_fn.steps.token.lanes import Columns, on_device
 from areno_fn.steps.token.sampling import check_sampling, cuts
 
-SHARE = 0.5
+SHARE = 0.25
 """Of the memory of a GPU that is free when a cache is allocated, how much it may take."""
 LANES = 512
 """Most sequences that are decoded at once, where nothing else is said."""
@@ -35,8 +35,8 @@ class PagedSampler:
         policy: the model.
         stop: token ids that end a sequence; the one that was drawn is part of the completion.
         page_size: tokens a page holds.
-        memory: most bytes of the cache. When omitted, what all lanes may need at once, though on a GPU at most half of
-            what is free.
+        memory: most bytes of the cache. When omitted, what all lanes may need at once, though on a GPU at most a quarter
+            of what is free.
         capture: whether token steps are captured on a GPU.
 
     Raises:

@@ -10,10 +10,12 @@ import torch
 from areno_fn import tree
 from areno_fn.contracts.batch import Prompts, Rollout
 from areno_fn.contracts.key import Key
+from areno_fn.contracts.pages import PagedPolicy
 from areno_fn.contracts.policy import Cache, TokenPolicy
 from areno_fn.contracts.record import record
 from areno_fn.contracts.spec import Sampling
 from areno_fn.steps.token.checks import check_prompts, check_stops
+from areno_fn.steps.token.paged_rollout import PagedSampler
 from areno_fn.steps.token.sampling import Drawn, check_sampling, cuts, draw
 
 T = TypeVar("T")
@@ -27,6 +29,8 @@ def sampler(policy: TokenPolicy, stop: Collection[int]) -> Callable[..., Rollout
     of each token and the model's answer, whatever batch it is decoded in. Every prompt is read once and its
     cache is copied for its samples; sequences that have stopped leave the running batch.
 
+    On a GPU a `PagedPolicy` is asked for the same through `PagedSampler`, which keeps its cache for the next call.
+
     Args:
         policy: the model.
         stop: token ids that end a sequence; the one that was drawn is part of the completion.
@@ -35,6 +39,7 @@ def sampler(policy: TokenPolicy, stop: Collection[int]) -> Callable[..., Rollout
         ModelError: a stop token is not in the model's vocabulary.
     """
     check_stops(policy, stop)
+    paged = PagedSampler(policy, stop) if isinstance(policy, PagedPolicy) else None
 
     def rollout(
         params: Any, prompts: Prompts, key: Key, sampling: Sampling, samples: int = 1, max_rows: int | None = None
@@ -57,6 +62,8 @@ def sampler(policy: TokenPolicy, stop: Collection[int]) -> Callable[..., Rollout
             DataError: there is no prompt, or a prompt is empty, too long for the model, or shares its id.
             SpecError: the distribution, `samples` or `max_rows` is none.
         """
+        if paged is not None and prompts.ids.device.type == "cuda":
+            return paged(params, prompts, key, sampling, samples, max_rows)
         check_sampling(sampling)
         check_prompts(policy, prompts, sampling, samples, max_rows)
         place = torch.arange(prompts.ids.shape[0] * samples, device=prompts.ids.device)

@@ -11,11 +11,13 @@ from typing import NamedTuple
 
 import torch
 
+from areno_fn import tree
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.spec import COLDEST, Sampling
+from areno_fn.kernels.sample import sample
+from areno_fn.kernels.sample.reference import count_kept, first_kept, wide
 from areno_fn.kernels.token_logp import token_logp
-from areno_fn.random import gumbel
 
 MAX_LOGITS = 2**26
 """Most logits (rows times vocabulary) that scoring and drawing hold at once; 256 MiB in float32."""
@@ -90,21 +92,21 @@ def truncate(
         The logits, to which the gradient passes where they stay, and how many do.
     """
     if sampling.temperature not in (0, 1):
-        logits = _wide(logits) / sampling.temperature
+        logits = wide(logits) / sampling.temperature
     if not cuts(sampling, logits.shape[-1]):
         return Truncated(logits, None)
-    logits = _wide(logits)
+    logits = wide(logits)
     candidates = logits.detach()
     most = min(sampling.top_k or logits.shape[-1], logits.shape[-1])
     ordered = None
     if kept is None:
         ordered = candidates.topk(most, dim=-1).values
-        kept = _count(ordered, sampling)
+        kept = count_kept(ordered, sampling.top_p, sampling.min_p)
     if keep is not None:
         candidates, ordered = candidates.scatter(-1, keep.unsqueeze(-1), math.inf), None
     if ordered is None:
         ordered = candidates.topk(most, dim=-1).values
-    return Truncated(logits.masked_fill(~_first(candidates, ordered, kept), -math.inf), kept)
+    return Truncated(logits.masked_fill(~first_kept(candidates, ordered, kept), -math.inf), kept)
 
 
 def cuts(sampling: Sampling, vocab_size: int) -> bool:
@@ -161,40 +163,19 @@ def draw(logits: torch.Tensor, sampling: Sampling, key: Key, ids: torch.Tensor, 
     """
     rows = max(1, MAX_LOGITS // logits.shape[-1])
     parts = zip(*(torch.split(x, rows) for x in (logits, ids, positions)), strict=True)
-    tokens, logp, kept = zip(*(_draw(*part, sampling=sampling, key=key) for part in parts), strict=True)
-    return Drawn(torch.cat(tokens), torch.cat(logp), None if kept[0] is None else torch.cat(kept))
-
-
-def _draw(logits: torch.Tensor, ids: torch.Tensor, positions: torch.Tensor, *, sampling: Sampling, key: Key) -> Drawn:
-    logits, kept = truncate(logits, sampling)
-    if sampling.temperature == 0:
-        tokens = logits.argmax(-1)
-    else:
-        lanes = torch.arange(logits.shape[-1], device=logits.device)
-        tokens = (logits + gumbel(key, ids[:, None], positions[:, None], lanes)).argmax(-1)
-    return Drawn(tokens, token_logp(logits, tokens)[0].float(), kept)
-
-
-def _count(ordered: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """How many of the logits, in descending order and cut to top-k, the other rules keep: at least 1."""
-    stays = torch.ones_like(ordered, dtype=torch.bool)
-    if sampling.top_p < 1:
-        stays[..., 1:] &= ordered.softmax(-1).cumsum(-1)[..., :-1] < sampling.top_p
-    if sampling.min_p > 0:
-        stays &= ~(ordered < ordered[..., :1] + math.log(sampling.min_p))
-    return stays.sum(-1)
-
-
-def _first(logits: torch.Tensor, ordered: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-    """Which logits are the first `count` in descending order, bool [..., V].
-
-    Written so that NaN is always among them: a broken row must not come out finite.
-    """
-    count = count.unsqueeze(-1)
-    last = ordered.gather(-1, count - 1)
-    above, tied = ~(logits <= last), logits == last
-    return above | (tied & (tied.cumsum(-1, dtype=torch.int32) <= count - above.sum(-1, keepdim=True)))
-
-
-def _wide(logits: torch.Tensor) -> torch.Tensor:
-    return logits if logits.dtype == torch.float64 else logits.float()
+    key = tree.map(lambda x: x.to(logits.device), key)
+    drawn = [
+        sample(
+            part,
+            key,
+            names,
+            places,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+        )
+        for part, names, places in parts
+    ]
+    tokens, logp, kept = drawn[0] if len(drawn) == 1 else (torch.cat(x) for x in zip(*drawn, strict=True))
+    return Drawn(tokens, logp, kept if cuts(sampling, logits.shape[-1]) else None)
