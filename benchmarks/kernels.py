@@ -1,6 +1,7 @@
 """Time of every kernel at the shapes that training runs at, against what the hardware allows and against torch.
 
     python -m benchmarks.kernels [--json kernels.json] [--only rms_norm token_logp]
+    python -m benchmarks.kernels --record kernels.json       writes areno_fn/kernels/measured.py
 
 The floor of a case is the larger of its bytes over the copy rate and its operations over the matmul rate, both
 measured in the same process. Every time is the median of repeats, each over inputs that do not fit into the cache, with the
@@ -39,8 +40,15 @@ def main() -> None:
     """Measures and prints a line for each case, then everything as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", help="also write the figures to this file")
+    parser.add_argument(
+        "--record", help="measure nothing, and make what python -m areno_fn.kernels prints of such a file"
+    )
     parser.add_argument("--only", nargs="*", choices=(*KERNELS, "attention"), default=(*KERNELS, "attention"))
     options = parser.parse_args()
+    if options.record:
+        with open(options.record) as file:
+            record(json.load(file))
+        return
     rates = {"copy": copy_rate(), "matmul": matmul_rate()}
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     print(f"copy {rates['copy'] / 1e9:.0f} GB/s, matmul {rates['matmul'] / 1e12:.0f} TFLOP/s", flush=True)
@@ -49,7 +57,35 @@ def main() -> None:
         lines += attention_lines() if name == "attention" else kernel_lines(name, rates)
     if options.json:
         with open(options.json, "w") as file:
-            json.dump({"device": torch.cuda.get_device_name(), "rates": rates, "lines": lines}, file, indent=1)
+            device = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+            json.dump({"device": device, "rates": rates, "lines": lines}, file, indent=1)
+
+
+def record(found: dict[str, Any]) -> None:
+    """Writes the module that holds the last figures."""
+    copy, matmul = found["rates"]["copy"] / 1e9, found["rates"]["matmul"] / 1e12
+    lines = [f"    ({label!r}, {line!r})," for label, line in map(_sentence, found["lines"])]
+    device = f"{found['device']}, copy {copy:.0f} GB/s, matmul {matmul:.0f} TFLOP/s"
+    text = f'''"""The last figures of `benchmarks/kernels.py`; written by it."""
+
+from __future__ import annotations
+
+DEVICE = {json.dumps(device)}
+
+MEASURED = (
+{chr(10).join(lines)}
+)
+"""Labels and lines."""
+'''
+    with open("areno_fn/kernels/measured.py", "w") as file:
+        file.write(text.replace("'", '"'))
+
+
+def _sentence(line: dict[str, Any]) -> tuple[str, str]:
+    label = " ".join(line["label"].split())
+    part = f"{line['of_floor']:.2f} of the floor" if "of_floor" in line else f"{line['tflops']:.0f} TFLOP/s"
+    case = label.partition(" ")[2]
+    return label, f"{case}: {line['ms']:.3f} ms, {part}, {line['peak_gb']:.2f} GB"
 
 
 def kernel_lines(name: str, rates: dict[str, float]) -> list[dict[str, Any]]:
