@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
 from areno_fn.contracts.errors import ModelError
 from areno_fn.contracts.pages import Pages
+from areno_fn.kernels import add_rms_norm, gated_silu, norm_rotary
 from areno_fn.kernels.attention import equal_documents, packed_attention
+from areno_fn.kernels.attention.fused import takes
+from areno_fn.kernels.linear import linear
 from areno_fn.kernels.paged_attention import paged_attention, write_pages
 from areno_fn.kernels.rms_norm import rms_norm
-from areno_fn.models.decoder import Decoder, DecoderConfig
+from areno_fn.models.decoder import Decoder, DecoderConfig, Layer
 from areno_fn.models.decoder_layer import angles, at_hand, check_tokens, finish, logits, project
 
 
@@ -64,14 +69,15 @@ def read_into(
     page = table.gather(1, (columns // pages.size).clamp_max(table.shape[1] - 1).expand(batch, longest))
     places = torch.where(inside, page * pages.size + columns % pages.size, 0).flatten()
     layout = equal_documents(batch, longest)
-    cos, sin = angles(config, columns.repeat(batch))
-    x = F.embedding(tokens.flatten(), params.embed)
-    for layer, keys, values in zip(params.layers, pages.keys, pages.values, strict=True):
-        q, k, v = project(config, layer, x, cos, sin)
+
+    def attend(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
         write_pages(k, v, keys, values, places)
-        x = finish(config, layer, x, packed_attention(q, k, v, layout, config.head_dim**-0.5))
-    x = x.index_select(0, torch.arange(batch, device=x.device) * longest + last.flatten())
-    return logits(params, rms_norm(x, params.norm, config.rms_norm_eps))
+        return packed_attention(q, k, v, layout, config.head_dim**-0.5)
+
+    ends = torch.arange(batch, device=tokens.device) * longest + last.flatten()
+    return logits(params, _through(params, config, tokens.flatten(), columns.repeat(batch), pages, attend, ends))
 
 
 def read_next(
@@ -112,14 +118,66 @@ def read_next(
         raise ModelError(f"read_next: a row has no room for its next token, the table holds {room} places a row")
     page = table.gather(1, (stored // pages.size)[:, None]).squeeze(1)
     places, lengths = page * pages.size + stored % pages.size, stored + 1
-    cos, sin = angles(config, stored)
-    x = F.embedding(tokens, params.embed)
-    for layer, keys, values in zip(params.layers, pages.keys, pages.values, strict=True):
-        q, k, v = project(config, layer, x, cos, sin)
+
+    def attend(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
         write_pages(k, v, keys, values, places)
-        out = paged_attention(q, keys, values, table, lengths, config.head_dim**-0.5, longest=longest + 1)
-        x = finish(config, layer, x, out)
-    return logits(params, rms_norm(x, params.norm, config.rms_norm_eps))
+        return paged_attention(q, keys, values, table, lengths, config.head_dim**-0.5, longest=longest + 1)
+
+    return logits(params, _through(params, config, tokens, stored, pages, attend))
+
+
+def _through(
+    params: Decoder,
+    config: DecoderConfig,
+    tokens: torch.Tensor,
+    positions: torch.Tensor,
+    pages: Pages,
+    attend: Callable[..., torch.Tensor],
+    rows: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Final hidden states of tokens [N], or of some rows of them, with the arithmetic that training has on the device.
+
+    Args:
+        attend: `(q, k, v, keys, values) -> [N, H, head_dim]`, with the pages of the layer.
+    """
+    cos, sin = angles(config, positions)
+    x = F.embedding(tokens, params.embed)
+    layers = zip(params.layers, pages.keys, pages.values, strict=True)
+    if not takes(x, config.head_dim):
+        for layer, keys, values in layers:
+            x = finish(config, layer, x, attend(*project(config, layer, x, cos, sin), keys, values))
+        x = x if rows is None else x.index_select(0, rows)
+        return rms_norm(x, params.norm, config.rms_norm_eps)
+    cos, sin = cos.to(x.dtype), sin.to(x.dtype)  # as every layer of training rounds them
+    change = torch.zeros_like(x)
+    for layer, keys, values in layers:
+        x, change = _fused(config, layer, x, change, cos, sin, lambda q, k, v, to=(keys, values): attend(q, k, v, *to))
+    if rows is not None:
+        x, change = x.index_select(0, rows), change.index_select(0, rows)
+    normal: torch.Tensor = add_rms_norm.forward(change, x, params.norm, config.rms_norm_eps)[1]
+    return normal
+
+
+def _fused(
+    config: DecoderConfig,
+    layer: Layer,
+    x: torch.Tensor,
+    change: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    attend: Callable[..., torch.Tensor],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A layer in the fewest passes; the stream before it and after it is the sum of two tensors [N, D]."""
+    eps, shared = config.rms_norm_eps, config.num_kv_heads
+    x, normal = add_rms_norm.forward(change, x, layer.attn_norm, eps)
+    qkv = linear(normal, layer.qkv, layer.qkv_bias).unflatten(-1, (-1, config.head_dim))
+    q, k = norm_rotary.forward(qkv, layer.q_norm, layer.k_norm, cos, sin, config.num_heads, eps)
+    added = linear(attend(q, k, qkv[:, -shared:]).flatten(-2), layer.o, layer.o_bias)
+    x, normal = add_rms_norm.forward(added, x, layer.mlp_norm, eps)
+    gated = gated_silu.forward(linear(normal, layer.gate_up, layer.gate_up_bias))
+    return x, linear(gated, layer.down, layer.down_bias)
 
 
 def _check_texts(tokens: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor, pages: Pages) -> None:

@@ -16,7 +16,7 @@ from areno_fn.contracts.key import Key
 from areno_fn.contracts.spec import Sampling
 from areno_fn.kernels.law import Case
 from areno_fn.kernels.paged_attention import cases as attention_cases
-from areno_fn.kernels.paged_attention import paged_attention
+from areno_fn.kernels.paged_attention import paged_attention, write_pages
 from areno_fn.kernels.sample import cases as sample_cases
 from areno_fn.kernels.sample import sample
 from areno_fn.models import FAMILIES
@@ -67,6 +67,20 @@ def test_attention_over_pages_is_that_of_a_plain_cache(sizes: tuple[int, ...]) -
         q.double()[:, :, None], *rows, attn_mask=seen[:, None, None], scale=scale, enable_gqa=True
     )[:, :, 0]
     assert (got.double() - want).norm() <= 4 * torch.finfo(torch.bfloat16).eps * want.norm()
+
+
+def test_keys_and_values_are_written_to_their_places() -> None:
+    qkv = torch.randn(
+        300, 32, 128, device=DEVICE, dtype=torch.bfloat16, generator=torch.Generator(DEVICE).manual_seed(0)
+    )
+    k, v = qkv[:, 16:24], qkv[:, 24:]
+    keys, values = (torch.full((40, 32, 8, 128), 9.0, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
+    places = 1 + torch.randperm(1279, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(1))[:300]
+    write_pages(k, v, keys, values, places)
+    for source, written in ((k, keys), (v, values)):
+        flat = written.flatten(0, 1)
+        assert torch.equal(flat[places], source)
+        assert int((flat == 9.0).flatten(1).all(1).sum()) == 1280 - 300
 
 
 def draws(case: Case) -> None:
@@ -188,12 +202,30 @@ def test_a_token_step_never_waits_for_the_device() -> None:
     assert ended >= 4, "some have ended and others were admitted in between"
 
 
-def test_a_rollout_after_the_first_takes_no_more_memory() -> None:
-    family = FAMILIES["qwen3"]
+def middling(family: str = "qwen3") -> tuple[Any, Any]:
+    """A model in bfloat16 whose heads the fused kernels take."""
+    made = FAMILIES[family]
     sizes = {"vocab_size": 4096, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "head_dim": 64}
     heads = {"num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 512}
-    config = family.config_from_hf({"model_type": "qwen3", **sizes, **heads, "tie_word_embeddings": True})
-    policy, params = family.policy(config), family.init(config, Key.of(0), dtype=torch.bfloat16, device=DEVICE)
+    config = made.config_from_hf({"model_type": family, **sizes, **heads, "tie_word_embeddings": True})
+    return made.policy(config), made.init(config, Key.of(0), dtype=torch.bfloat16, device=DEVICE)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+def test_in_half_precision_training_recomputes_what_was_recorded_up_to_roundings(family: str) -> None:
+    policy, params = middling(family)
+    sampling = Sampling(max_tokens=100)
+    drawn = sampler(policy, (7,))(params, on_gpu(prompts()), Key.of(1), sampling, samples=4)
+    apart = []
+    with torch.no_grad():
+        for batch in experience(drawn, torch.zeros(48, device=DEVICE), micro_tokens=4000):
+            apart.append((act(policy, sampling)(params, batch).logp - batch.old).abs())
+    off = torch.cat(apart)
+    assert float(off.mean()) < 0.01 and float(off.max()) < 0.1
+
+
+def test_a_rollout_after_the_first_takes_no_more_memory() -> None:
+    policy, params = middling()
     paged = PagedSampler(policy, ())
     given = on_gpu(prompts())
     paged(params, given, Key.of(0), Sampling(max_tokens=64), samples=4)

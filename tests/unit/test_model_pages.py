@@ -9,6 +9,7 @@ from serving import tiny
 from areno_fn.contracts.errors import KernelError, ModelError
 from areno_fn.contracts.pages import Pages
 from areno_fn.kernels.paged_attention import paged_attention
+from areno_fn.models import decoder_pages
 from areno_fn.models.decoder_forward import forward
 
 POLICY, PARAMS = tiny("qwen3")
@@ -42,6 +43,20 @@ def test_reading_on_pages_equals_the_one_shot_forward(filler: int) -> None:
     for leaf in (*pages.keys, *pages.values):
         assert bool((leaf[3] == 1e3).all()), "page 3 holds places that were never written"
         assert bool((leaf[0, 1:] == 1e3).all()), "only the first place of page 0 is written"
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+def test_layers_in_fewer_passes_give_the_same(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, params = tiny(family)
+    tokens, lengths = torch.randint(0, 61, (3, 8), generator=torch.Generator().manual_seed(0)), torch.tensor([5, 1, 8])
+    answers = []
+    for fused in (False, True):
+        monkeypatch.setattr(decoder_pages, "takes", lambda x, size, fused=fused: fused)
+        pages = policy.pages(params, 10, 4)
+        first = policy.read_into(params, tokens, lengths, TABLE, pages)
+        answers.append((first, policy.read_next(params, first.argmax(-1), lengths, TABLE, pages), *pages.keys))
+    for plain, few in zip(*answers, strict=True):
+        torch.testing.assert_close(few, plain, atol=1e-5, rtol=1e-5)
 
 
 def test_the_bytes_of_a_page_are_what_it_occupies() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+
 import torch
 
-from areno_fn.kernels.backend import implementation, require
+from areno_fn.kernels.backend import backend, implementation, require
 from areno_fn.kernels.paged_attention import reference
 
 __all__ = ["paged_attention", "write_pages"]
@@ -73,10 +75,21 @@ def write_pages(
         v: like `k`.
         keys: [P, size, K, head_dim], contiguous; written to.
         values: like `keys`.
-        places: int64 [N], distinct but for place 0, which holds one of what is written to it.
+        places: int64 [N], distinct but for place 0, which holds any of what is written to it.
+
+    Raises:
+        KernelError: shapes or dtypes do not fit each other, or there is no kernel for the device.
     """
-    keys.flatten(0, 1).index_copy_(0, places, k)
-    values.flatten(0, 1).index_copy_(0, places, v)
+    fits = k.ndim == 3 and k.shape == v.shape and places.shape == k.shape[:1] and places.dtype == torch.int64
+    fits = fits and keys.shape == values.shape and keys.shape[2:] == k.shape[1:] and k.dtype == v.dtype == keys.dtype
+    wanted = (
+        "k and v must be [N, K, head_dim], keys and values [P, size, K, head_dim] of the same dtype, places int64 [N]"
+    )
+    require(fits, "write_pages", wanted, k, v, keys, values, places)
+    if backend("paged_attention", k, v, keys, values, places) == "reference":
+        reference.write(k, v, keys, values, places)
+    else:
+        importlib.import_module("areno_fn.kernels.paged_attention.triton").write(k, v, keys, values, places)
 
 
 _attend = implementation(

@@ -35,3 +35,9 @@ def forward(
     flat = table.gather(1, places // size) * size + places % size
     row_keys, row_values = (x.flatten(0, 1)[flat] for x in (keys, values))
     return cached_attention(q, row_keys, row_values, seen, scale).contiguous()
+
+
+def write(k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, places: torch.Tensor) -> None:
+    """Writes keys and values of tokens to their places."""
+    keys.view(-1, *k.shape[1:]).index_copy_(0, places, k)
+    values.view(-1, *v.shape[1:]).index_copy_(0, places, v)

@@ -59,6 +59,36 @@ def forward(
     return out
 
 
+def write(k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, places: torch.Tensor) -> None:
+    """Writes keys and values of tokens to their places."""
+    count, heads, size = k.shape
+    if k.numel():
+        with on_device_of(k):
+            _write_kernel[(count,)](
+                k, v, keys, values, places, keys.shape[1], heads, size, *k.stride(), *v.stride(),
+                *keys.stride(), *values.stride(), places.stride(0),
+                HEADS=triton.next_power_of_2(heads), COLUMNS=triton.next_power_of_2(size), num_warps=4,
+            )  # fmt: skip
+
+
+@triton.jit
+def _write_kernel(
+    k_ptr, v_ptr, keys_ptr, values_ptr, place_ptr, page_size, K, D, k_n, k_h, k_d, v_n, v_h, v_d,
+    keys_p, keys_s, keys_h, keys_d, values_p, values_s, values_h, values_d, place_n,
+    HEADS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.arange(0, HEADS).to(tl.int64)[:, None]
+    column = tl.arange(0, COLUMNS).to(tl.int64)[None, :]
+    inside = (head < K) & (column < D)
+    place = tl.load(place_ptr + token * place_n)
+    page, within = place // page_size, place % page_size
+    k = tl.load(k_ptr + token * k_n + head * k_h + column * k_d, mask=inside)
+    tl.store(keys_ptr + page * keys_p + within * keys_s + head * keys_h + column * keys_d, k, mask=inside)
+    v = tl.load(v_ptr + token * v_n + head * v_h + column * v_d, mask=inside)
+    tl.store(values_ptr + page * values_p + within * values_s + head * values_h + column * values_d, v, mask=inside)
+
+
 @triton.jit
 def _part_kernel(
     q_ptr, k_ptr, v_ptr, table_ptr, length_ptr, out_ptr, partial_ptr, peak_ptr, total_ptr, scale, window, page_size, D,
