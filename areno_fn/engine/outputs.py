@@ -13,8 +13,9 @@ from pathlib import Path
 import attrs
 
 from areno_fn.contracts.errors import SpecError
+from areno_fn.contracts.spec import Lora, RunSpec
 
-_OWN = (
+OWN = (
     "checkpoints",  # goes first: what is left of a run that is half removed cannot be continued
     "metrics.jsonl",
     "samples.jsonl",
@@ -28,6 +29,22 @@ _OWN = (
     "export_ema",
     "adapter_ema",
 )
+"""All that runs write into their folder, and so all that `--overwrite` removes from it."""
+
+_ALWAYS = OWN[: OWN.index("adapter")]
+
+
+def written(spec: RunSpec) -> tuple[str, ...]:
+    """The names in the output folder that a run of this specification writes."""
+    lora, ema = isinstance(spec.finetune, Lora), spec.phases[-1].ema
+    averaged = ema is not None and ema.export
+    asked = {
+        "adapter": lora,
+        "critic": "critic" in spec.export.roles,
+        "export_ema": averaged,
+        "adapter_ema": lora and averaged,
+    }
+    return _ALWAYS + tuple(name for name, wanted in asked.items() if wanted)
 
 
 @attrs.frozen
@@ -80,6 +97,11 @@ class Outputs:
         """
         return self.root / "export"
 
+    def left_over(self, spec: RunSpec) -> list[Path]:
+        """What is there that a run of this specification does not write; it may be all that is left of something."""
+        names = set(written(spec))
+        return [path for path in _present(self) if path.name not in names]
+
 
 def inspect(path: str, *, resume: bool, overwrite: bool) -> Outputs:
     """Refuses an output folder that a run could not use, and changes nothing.
@@ -124,7 +146,8 @@ def prepare(path: str, *, resume: bool, overwrite: bool) -> Iterator[Outputs]:
     Args:
         path: the folder; parents are created.
         resume: an existing run in it is continued.
-        overwrite: an existing run in it is deleted first. Only files that a run writes are touched.
+        overwrite: an existing run in it is deleted first. Only files that a run writes are touched; its specification,
+            which may be the one that is carried out, stays until the new one takes its place.
 
     Raises:
         SpecError: as `inspect`, or another run is using it.
@@ -133,8 +156,9 @@ def prepare(path: str, *, resume: bool, overwrite: bool) -> Iterator[Outputs]:
     with _opened(outputs) as folder:
         _hold(folder, outputs)
         try:
-            for target in _present(outputs) if overwrite else ():
-                shutil.rmtree(target) if target.is_dir() else target.unlink()
+            for target in [path for path in _present(outputs) if overwrite and path != outputs.spec]:
+                # of a link the link alone is the run's
+                shutil.rmtree(target) if target.is_dir() and not target.is_symlink() else target.unlink()
         except OSError as error:
             raise _unwritable(path, f"{error.filename}: {error.strerror}") from None
         yield outputs
@@ -169,7 +193,7 @@ def _hold(folder: int, outputs: Outputs) -> None:
 
 
 def _present(outputs: Outputs) -> list[Path]:
-    return [outputs.root / name for name in _OWN if (outputs.root / name).exists()]
+    return [outputs.root / name for name in OWN if os.path.lexists(outputs.root / name)]
 
 
 def _unwritable(path: str, reason: str) -> SpecError:

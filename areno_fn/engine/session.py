@@ -29,6 +29,7 @@ from areno_fn.engine.optimizers import Mover, described
 from areno_fn.engine.outputs import Outputs, inspect, prepare
 from areno_fn.engine.place import at
 from areno_fn.engine.plan import Plan, plan
+from areno_fn.engine.read_paths import require_apart
 from areno_fn.engine.recorder import open_recorder
 from areno_fn.engine.rewards import ModelJudge, models_of
 from areno_fn.engine.specfile import read, write
@@ -66,6 +67,7 @@ def run(
     """
     _check_accept(accept, resume)
     inspect(spec.out, resume=resume, overwrite=overwrite)
+    require_apart(spec, overwrite=overwrite)
     made = plan(spec, losses, optimizers)
     with prepare(spec.out, resume=resume, overwrite=overwrite) as outputs, closing(open_display()) as display:
         state = _train(made, outputs, display, resume, accept)
@@ -83,6 +85,7 @@ def describe(spec: RunSpec, *, resume: bool = False, overwrite: bool = False, ac
     """
     _check_accept(accept, resume)
     outputs = inspect(spec.out, resume=resume, overwrite=overwrite)
+    require_apart(spec, overwrite=overwrite)
     made = plan(spec)
     checkpoint = latest(outputs.checkpoints) if resume else None
     if checkpoint is not None:
@@ -207,6 +210,10 @@ def _finish(made: Plan, outputs: Outputs, state: TrainState, display: Display) -
     beside = adapter | average | {f"the {role}": role for role in made.spec.export.roles}
     others = "".join(f", {what} in {outputs.export.with_name(name)}" for what, name in beside.items())
     display.message(f"trained model in {outputs.export}{others}, curves in {outputs.curves}")
+    for left in outputs.left_over(made.spec):
+        display.message(
+            f"{left} was there before; this specification does not write it, so it is not of the trained model"
+        )
 
 
 def _summed_up(phase: Mapping[str, Any]) -> str:

@@ -108,7 +108,17 @@ def test_resuming_touches_nothing(tmp_path: Path) -> None:
 def test_overwriting_removes_a_run_and_nothing_else(tmp_path: Path) -> None:
     a_run(tmp_path)
     prepared(tmp_path, overwrite=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "spec.yaml"]
+
+
+def test_overwriting_removes_a_link_and_not_what_it_leads_to(tmp_path: Path) -> None:
+    mine = a_run(tmp_path / "mine").root
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "export").symlink_to(mine)
+    (tmp_path / "out" / "critic").symlink_to(tmp_path / "nowhere")
+    prepared(tmp_path / "out", overwrite=True)
+    assert list((tmp_path / "out").iterdir()) == []
+    assert (mine / "export" / "file").exists()
 
 
 def test_a_run_that_is_half_removed_cannot_be_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
