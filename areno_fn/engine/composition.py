@@ -26,6 +26,7 @@ from areno_fn.contracts.spec import (
 )
 from areno_fn.engine.sources import source_problems
 from areno_fn.engine.specfile.types import Path, locate, plain_copy
+from areno_fn.steps.advantages import UNSCALED
 
 _KINDS = tuple(str(kind.__struct_config__.tag) for kind in typing.get_args(OptimizerSpec))
 _FLOAT32_MAX = 3.4028234663852886e38
@@ -114,6 +115,14 @@ def _phase(spec: RunSpec, phase: Phase) -> Iterator[str]:
         yield from _ppo(phase, phase.algorithm, f"{where}.algorithm")
 
 
+def _kl(algorithm: Sampled, where: str) -> Iterator[str]:
+    if algorithm.kl_coef and algorithm.kl_in == "loss" and algorithm.kl_estimator == "k1":
+        yield (
+            f"{where}.kl_estimator: the gradient of 'k1' in the loss does not depend on the reference, and holds nothing near it; "
+            f"use 'k3' or 'k2', or kl_in = 'reward'"
+        )
+
+
 def _ppo(phase: Phase, algorithm: PPO, where: str) -> Iterator[str]:
     if algorithm.kl_target and not (algorithm.kl_coef and algorithm.kl_in == "reward"):
         yield f"{where}.kl_target: it moves the coefficient of the KL in the reward; give kl_coef, and kl_in = 'reward'"
@@ -175,6 +184,7 @@ def _sampled(phase: Phase, algorithm: Sampled, where: str) -> Iterator[str]:
     if algorithm.sampling.temperature == 0:
         yield f"{where}.algorithm.sampling.temperature: 0 is greedy decoding, which explores nothing; use a temperature above 0"
     yield from _cold(algorithm.sampling, f"{where}.algorithm.sampling")
+    yield from _kl(algorithm, f"{where}.algorithm")
     if isinstance(algorithm, Grouped):
         yield from _grouped(algorithm, f"{where}.algorithm")
     if algorithm.sampling.max_tokens >= phase.batch.max_length:
@@ -194,8 +204,10 @@ def _grouped(algorithm: Grouped, where: str) -> Iterator[str]:
         yield f"{where}.kl_in: without kl_coef there is no KL to take from the reward; give kl_coef, or remove this"
     if algorithm.samples == 1 and algorithm.baseline == "leave_one_out":
         yield f"{where}.samples: a group of 1 has no others to be compared with; use at least 2"
-    elif algorithm.samples == 1 and algorithm.scale == "group":
-        yield f"{where}.samples: a group of 1 has no spread, so every advantage would be 0; use at least 2"
+    elif algorithm.samples == 1 and algorithm.baseline == "group":
+        yield f"{where}.samples: a group of 1 is its own mean, so every advantage would be 0; use at least 2"
+    if algorithm.baseline == "batch" and algorithm.scale == "group":
+        yield f"{where}.scale: {UNSCALED}; use 'batch' or 'none'"
 
 
 def _evaluation(spec: RunSpec) -> Iterator[str]:

@@ -15,7 +15,7 @@ from areno_fn.contracts.placement import Placement
 from areno_fn.contracts.policy import TokenPolicy
 from areno_fn.contracts.record import replace
 from areno_fn.contracts.roles import Role
-from areno_fn.contracts.spec import PPO, HFModel, RunSpec
+from areno_fn.contracts.spec import PPO, HFModel, HFTokenizer, RunSpec
 from areno_fn.contracts.valued import Valued
 from areno_fn.engine.finetune import BASE, FinetunePlan, LoraPlan
 from areno_fn.engine.model import ModelPlan
@@ -25,6 +25,8 @@ from areno_fn.models import adapters, valued
 from areno_fn.models.adapter_sites import Site
 from areno_fn.models.layouts import LAYOUTS
 from areno_fn.steps.recipes import ACTOR, CRITIC, critic
+from areno_fn.world import tokenizer as tokenizers
+from areno_fn.world.tokenizer import Tokenizer
 
 Params = Mapping[str, Any]
 """Parameters by role."""
@@ -161,6 +163,27 @@ class LoraCritic:
 
 
 CriticPlan = FullCritic | LoraCritic
+
+
+def require_same_tokens(critic: CriticPlan | None, tokenizer: Tokenizer) -> None:
+    """Refuses a critic whose folder has a tokenizer that means other texts by the actor's tokens; it may have none.
+
+    Raises:
+        SpecError: names the folder.
+    """
+    if not isinstance(critic, FullCritic) or critic.source is None:
+        return
+    folder = critic.source.folder.path
+    if not (folder / "tokenizer.json").exists():
+        return
+    # with transformers, which takes seconds to import, and a run without such a folder may not need
+    from areno_fn.world.tokenizer_same import same_vocabulary
+
+    if not same_vocabulary(tokenizers.load(HFTokenizer(path=str(folder))), tokenizer):
+        raise SpecError(
+            f"{folder} has another tokenizer than the run, so the critic would read the actor's tokens as other texts; "
+            f"start from a critic of the same tokens, or from none"
+        )
 
 
 def plan_critic(spec: RunSpec, model: ModelPlan, finetune: FinetunePlan) -> CriticPlan | None:

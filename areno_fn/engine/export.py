@@ -94,10 +94,12 @@ def _written_dtype(plan: Plan, path: str) -> torch.dtype:
 
 
 def _with_end_tokens(plan: Plan, hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A model from scratch learns which tokens begin and end a text from its tokenizer."""
-    eos = list(plan.tokenizer.eos_ids)
+    """A model from scratch learns which tokens begin, end and fill up a text from its tokenizer."""
+    eos, pad = list(plan.tokenizer.eos_ids), plan.tokenizer.pad_id
+    filled = {} if pad is None or pad >= plan.model.policy.vocab_size else {"pad_token_id": pad}
     return {
         **hf_config,
+        **filled,
         "bos_token_id": plan.tokenizer.bos_id,
         "eos_token_id": eos[0] if len(eos) == 1 else eos,
     }

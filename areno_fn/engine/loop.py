@@ -25,7 +25,7 @@ from areno_fn.engine.plan import Plan
 from areno_fn.engine.recorder import Judged, Recorder
 from areno_fn.engine.references import References
 from areno_fn.engine.text import completions, drawn
-from areno_fn.steps.recipes import REFERENCE
+from areno_fn.steps.recipes import ACTOR, REFERENCE
 from areno_fn.steps.token.pack import micro_batches
 from areno_fn.steps.token.pairs import pair_batches
 from areno_fn.world.clock import Stopwatch
@@ -130,13 +130,15 @@ def _step(plan: Plan, phase: PhasePlan, state: TrainState, recorder: Recorder, r
 
 
 def _require_finite(phase: PhasePlan, state: TrainState, metrics: Metrics) -> None:
-    """A step that diverged is not kept: everything after it would be NaN."""
-    for name in ("train/loss", "train/grad_norm"):
-        value = metrics.get(name, 0.0)
-        if not math.isfinite(value):
+    """A step in which a role diverged is not kept: everything after it would be NaN."""
+    for name, value in metrics.items():
+        family, _, what = name.rpartition("/")
+        if what in ("loss", "grad_norm") and not math.isfinite(value):
+            role = ACTOR if family == "train" else family
             raise DivergenceError(
                 f"phases.{phase.spec.name}: {name} is {value} at step {state.cursor.step}, and nothing of that step is "
-                f"kept; lower the learning rate, or look for a division by 0 in a loss of your own"
+                f"kept; lower the learning rate of the {role}, or look for a number in its parameters, its data or a loss of "
+                f"your own that is not finite"
             )
 
 

@@ -20,7 +20,7 @@ from areno_fn.contracts.key import Key
 from areno_fn.contracts.roles import RoleLayout
 from areno_fn.contracts.spec import ByteTokenizer, Evaluation, HFModel, HFTokenizer, Lora, RunSpec
 from areno_fn.engine.composition import check_composition
-from areno_fn.engine.critic import CriticPlan, plan_critic
+from areno_fn.engine.critic import CriticPlan, plan_critic, require_same_tokens
 from areno_fn.engine.derived import Derived
 from areno_fn.engine.evaluate import TOTAL, EvaluationPlan
 from areno_fn.engine.finetune import FinetunePlan, plan_finetune
@@ -127,6 +127,7 @@ def plan(
     finetune = plan_finetune(spec, model)
     critic = plan_critic(spec, model, finetune)
     tokenizer = _tokenizer(spec, model)
+    require_same_tokens(critic, tokenizer)
     stop = tuple(token for token in tokenizer.eos_ids if token < model.policy.vocab_size)
     moved = trained(finetune, critic)
     loaded = Loaded(tokenizer=tokenizer, vocab_size=model.policy.vocab_size, device=device)

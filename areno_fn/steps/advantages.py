@@ -10,6 +10,7 @@ from areno_fn.contracts.errors import RecordError, RewardError, SpecError
 
 SCALES = ("group", "batch", "none")
 BASELINES = ("group", "leave_one_out", "batch")
+UNSCALED = "a deviation from the mean of the batch cannot be divided by that of its group, which is 0 where its rewards are equal"
 
 
 def group_advantages(
@@ -43,12 +44,14 @@ def group_advantages(
     Raises:
         RewardError: a reward is NaN or infinite; names the row.
         RecordError: shapes or types do not fit.
-        SpecError: there is no such baseline or scale.
+        SpecError: there is no such baseline or scale, or they do not go together.
     """
     if scale not in SCALES:
         raise SpecError(f"advantage scale {scale!r} does not exist; choose one of {', '.join(SCALES)}")
     if baseline not in BASELINES:
         raise SpecError(f"advantage baseline {baseline!r} does not exist; choose one of {', '.join(BASELINES)}")
+    if baseline == "batch" and scale == "group":
+        raise SpecError(f"{UNSCALED}; use the scale 'batch' or 'none' with the baseline 'batch'")
     _check(rewards, groups)
     _, member, counts = torch.unique(groups, return_inverse=True, return_counts=True)
     if baseline != "batch" and bool((counts == 1).any()):

@@ -15,6 +15,7 @@ from areno_fn.contracts.errors import RecordError
 from areno_fn.contracts.record import replace, shown
 from areno_fn.contracts.spec import EMA
 from areno_fn.contracts.state import TrainState
+from areno_fn.steps.optimizers.master import masters_of
 from areno_fn.steps.reduce import wide
 from areno_fn.steps.turns import Update
 
@@ -118,7 +119,7 @@ def ema_decay(spec: EMA, updates: int) -> float:
 
 def averaging(state: TrainState, role: str = "actor", shelf: Shelf = Shelf()) -> TrainState:
     """The state with an average of a role that begins here."""
-    average = shelf.put(ema_begin(state.params[role]))
+    average = shelf.put(ema_begin(_moved(state, role)))
     return replace(
         state,
         snapshots={**state.snapshots, AVERAGE: average},
@@ -136,12 +137,17 @@ def averaged(state: TrainState, spec: EMA, role: str = "actor", shelf: Shelf = S
     if seen % spec.every:
         return counted
     decay = ema_decay(spec, updates) if seen > spec.start else 0.0
-    moved = shelf.put(ema_update(shelf.take(state.snapshots[AVERAGE]), state.params[role], decay))
+    moved = shelf.put(ema_update(shelf.take(state.snapshots[AVERAGE]), _moved(state, role), decay))
     return replace(
         counted,
         snapshots={**state.snapshots, AVERAGE: moved},
         controls={**counted.controls, UPDATES: updates + (seen > spec.start)},
     )
+
+
+def _moved(state: TrainState, role: str) -> Any:
+    """What the optimizer moves: float32 masters, where parameters are derived from them."""
+    return masters_of(state.params[role], state.optim.get(role))
 
 
 def followed(update: Update, spec: EMA, role: str = "actor", shelf: Shelf = Shelf()) -> Update:

@@ -36,6 +36,11 @@ class Tokenizer(Protocol):
         ...
 
     @property
+    def pad_id(self) -> int | None:
+        """The token that fills rows up where others need it; nothing here reads it."""
+        ...
+
+    @property
     def chat(self) -> bool:
         """A chat template is there, so that `render` works."""
         ...

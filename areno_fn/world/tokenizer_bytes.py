@@ -42,6 +42,11 @@ class ByteTokenizer:
         return tuple(dict.fromkeys((EOS, *self.extra_eos)))
 
     @property
+    def pad_id(self) -> int | None:
+        """258."""
+        return PAD
+
+    @property
     def chat(self) -> bool:
         """False: bytes have no chat template."""
         return False

@@ -38,6 +38,12 @@ class HFTokenizer:
     eos_ids: tuple[int, ...]
 
     @property
+    def pad_id(self) -> int | None:
+        """The backend's."""
+        found = self.backend.pad_token_id
+        return found if isinstance(found, int) else None
+
+    @property
     def chat(self) -> bool:
         """The folder holds a chat template."""
         return self.backend.chat_template is not None

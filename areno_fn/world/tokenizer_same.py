@@ -24,6 +24,12 @@ def same_tokens(one: Tokenizer, other: Tokenizer) -> bool:
     return None not in definitions and definitions[0] == definitions[1] and ends[0] == ends[1]
 
 
+def same_vocabulary(one: Tokenizer, other: Tokenizer) -> bool:
+    """Whether texts become the same ids, whatever is said of conversations and of ends."""
+    first, second = _definition(one), _definition(other)
+    return first is not None and second is not None and bool(first[0] == second[0])
+
+
 def _definition(tokenizer: Tokenizer) -> Any:
     """The definition of a tokenizer as plain data, with how it treats the names of special tokens, and its template."""
     if isinstance(tokenizer, ByteTokenizer):

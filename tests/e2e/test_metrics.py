@@ -35,7 +35,7 @@ NAMES: dict[str, set[str]] = {
     "grpo": SAMPLED,
     "grpo_kl": SAMPLED | RECALLED,
     "gspo": SAMPLED | RECALLED,
-    "rloo": SAMPLED | RECALLED,
+    "rloo": SAMPLED | RECALLED | {"rollout/kl", "rollout/kl_coef"},
     "ppo": SAMPLED | RECALLED | CRITIC | {"rollout/kl", "rollout/kl_coef"},
 }
 """What a step of each reports, beside `time/step`, and `time/checkpoint` where a checkpoint was written before it."""

@@ -122,7 +122,7 @@ def test_a_sound_specification_passes() -> None:
         (
             "phases.1.algorithm.samples",
             1,
-            "phases.grpo.algorithm.samples: a group of 1 has no spread, so every advantage would be 0; use at least 2",
+            "phases.grpo.algorithm.samples: a group of 1 is its own mean, so every advantage would be 0; use at least 2",
         ),
         (
             "phases.1.batch.max_length",
@@ -158,8 +158,34 @@ def test_what_stands_at_the_edge_is_allowed(place: str, value: Any) -> None:
 
 def test_a_group_of_one_is_allowed_where_no_group_is_compared() -> None:
     table = tables()
-    table["phases"][1]["algorithm"] |= {"samples": 1, "scale": "batch", "minibatches": 1}
+    table["phases"][1]["algorithm"] |= {"samples": 1, "baseline": "batch", "scale": "batch", "minibatches": 1}
     assert problems(table) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"baseline": "batch", "scale": "group"},
+            "phases.grpo.algorithm.scale: a deviation from the mean of the batch cannot be divided by that of its group, "
+            "which is 0 where its rewards are equal; use 'batch' or 'none'",
+        ),
+        (
+            {"kl_coef": 0.1, "kl_estimator": "k1"},
+            "phases.grpo.algorithm.kl_estimator: the gradient of 'k1' in the loss does not depend on the reference, and holds "
+            "nothing near it; use 'k3' or 'k2', or kl_in = 'reward'",
+        ),
+        (
+            {"scale": "none", "samples": 1, "minibatches": 1},
+            "phases.grpo.algorithm.samples: a group of 1 is its own mean, so every "
+            "advantage would be 0; use at least 2",
+        ),
+    ],
+)
+def test_L12_what_teaches_nothing_is_refused(changes: dict[str, Any], sentence: str) -> None:
+    table = tables()
+    table["phases"][1]["algorithm"] |= changes
+    assert problems(table) == [sentence]
 
 
 def test_a_phase_that_stops_at_a_score_needs_scores_on_the_way() -> None:

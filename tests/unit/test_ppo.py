@@ -20,7 +20,7 @@ from areno_fn.contracts.valued import Valued
 from areno_fn.steps.objectives.clipped import clipped
 from areno_fn.steps.optimizers.adamw import adamw
 from areno_fn.steps.recipes import ACTOR, CRITIC, REFERENCE, Algorithm, Materials, build
-from areno_fn.steps.recipes.ppo import KL_COEF, WARMUP
+from areno_fn.steps.recipes.ppo import ITERATIONS, KL_SCALE
 from areno_fn.steps.token.experience import experience
 from areno_fn.steps.token.value import estimate, values_of
 from areno_fn.steps.turns import Turn, in_turns
@@ -138,7 +138,7 @@ def test_S3_the_turn_of_a_role_leaves_every_other_role_as_it_is() -> None:
     assert tree.first_difference(after.snapshots, state.snapshots) is None
     assert tree.first_difference(after.params[CRITIC], state.params[CRITIC]) is not None
     assert "train/loss" not in metrics and after.counters.optimizer_step == 2
-    assert after.controls[WARMUP] == 0
+    assert after.controls[ITERATIONS] == 1
 
     later, metrics = algorithm.step(after, judged(algorithm, after))
     assert tree.first_difference(later.params[ACTOR], after.params[ACTOR]) is not None
@@ -164,8 +164,48 @@ def test_the_coefficient_of_the_kl_follows_what_was_measured(target: float, time
     spec = PPO(samples=2, sampling=SAMPLING, kl_coef=0.5, kl_target=target, kl_horizon=100, kl_estimator="k2")
     algorithm, state = begun(spec)
     after, metrics = algorithm.step(state, judged(algorithm, state))
-    assert after.controls[KL_COEF] == pytest.approx(0.5 * times)
+    assert after.controls[KL_SCALE] == pytest.approx(times)
     assert metrics["rollout/kl_coef"] == 0.5 and metrics["rollout/kl"] > 0
+
+
+def test_the_coefficient_stands_while_the_critic_is_trained_alone() -> None:
+    spec = PPO(samples=2, sampling=SAMPLING, kl_coef=0.5, kl_target=1.0, critic=Critic(warmup=1))
+    algorithm, state = begun(spec)
+    after, _ = algorithm.step(state, judged(algorithm, state))
+    assert after.controls[KL_SCALE] == 1.0
+    later, _ = algorithm.step(after, judged(algorithm, after))
+    assert later.controls[KL_SCALE] != 1.0
+
+
+def test_another_coefficient_and_another_warm_up_hold_from_the_next_step_on() -> None:
+    algorithm, state = begun(PPO(samples=2, sampling=SAMPLING, kl_coef=0.5, kl_target=1e-6, kl_horizon=100))
+    after, _ = algorithm.step(state, judged(algorithm, state))
+    other, _ = begun(PPO(samples=2, sampling=SAMPLING, kl_coef=0.25, critic=Critic(warmup=2)))
+    _, metrics = other.step(after, judged(other, after))
+    assert metrics["rollout/kl_coef"] == pytest.approx(0.25 * (1 + 0.2 * 6 / 100))
+    assert "train/loss" not in metrics, "one iteration of two is done"
+
+
+def test_what_an_optimizer_kept_of_another_critic_is_nothing_of_the_next() -> None:
+    half = tree.map(lambda leaf: leaf.bfloat16(), POLICY.init())
+    optimizers = {role: adamw(AdamWSpec(role=role, lr=1e-4), 10) for role in (ACTOR, CRITIC)}
+
+    def fresh(params: Any) -> Valued:
+        head = torch.zeros(1, POLICY.width, dtype=torch.bfloat16)
+        return Valued(trunk=tree.map(torch.clone, params[ACTOR]), head=head)
+
+    algorithm = build(PPO(), Materials(policy=POLICY, optimizers=optimizers, stop=(0,), begin_critic=fresh))
+    empty = {"optim": {}, "snapshots": {}, "counters": Counters(), "key": Key.of(3), "cursor": Cursor()}
+    params = {ACTOR: half}
+    first = algorithm.begin(TrainState(params={**params, CRITIC: fresh(params)}, **empty))
+    masters = first.optim[CRITIC].master
+
+    def drifted(kept: Any) -> Any:
+        return replace(kept, master={path: leaf * (1 + 1e-4) for path, leaf in kept.master.items()})
+
+    again = algorithm.begin(replace(first, optim={role: drifted(kept) for role, kept in first.optim.items()}))
+    assert tree.equal(again.optim[CRITIC].master, masters)
+    assert not tree.equal(again.optim[ACTOR].master, first.optim[ACTOR].master), "the actor goes on"
 
 
 def test_completions_that_were_cut_off_do_not_count_in_the_whitening() -> None:

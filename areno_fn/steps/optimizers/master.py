@@ -61,6 +61,16 @@ def with_master(transform: Transform) -> Optimizer:
     return Optimizer(init=init, apply=apply)
 
 
+def masters_of(params: Any, state: Any) -> Any:
+    """What an optimizer moves: the masters of parameters that are stored in less, and the others themselves.
+
+    Args:
+        params: what the optimizer moved last; that is not checked, as `in_full` does.
+        state: its state; an optimizer without masters moves the parameters themselves.
+    """
+    return _masters(params, state.master) if isinstance(state, MasterState) else params
+
+
 def in_full(params: Any, state: Any) -> Any:
     """Parameters in the precision in which they are moved: the masters of those that are stored in less.
 

@@ -23,11 +23,11 @@ from areno_fn.steps.token.score import act
 from areno_fn.steps.token.value import estimate, values_of
 from areno_fn.steps.turns import Turn, in_turns
 
-KL_COEF = "kl_coef"
-"""The control that holds the coefficient of the KL in the reward."""
+KL_SCALE = "kl_scale"
+"""The control by which the coefficient of the KL in the reward is multiplied, to keep the KL near its target."""
 
-WARMUP = "critic_warmup"
-"""The control that counts the iterations in which the critic is still trained alone."""
+ITERATIONS = "ppo_iterations"
+"""The control that counts the iterations of the phase; in the first of them the critic is trained alone."""
 
 
 def ppo(spec: PPO, materials: Materials, loss: Stage | None = None) -> Algorithm:
@@ -70,7 +70,7 @@ def ppo(spec: PPO, materials: Materials, loss: Stage | None = None) -> Algorithm
         advantages, returns = gae(rewards, batch.values, drawn_places(drawn), gamma=spec.gamma, lam=spec.lam)
         told["critic/explained_variance"] = explained_variance(batch.values, returns, counted)
         advantages = whiten(advantages, counted) if spec.whiten else advantages
-        update = critic_alone if state.controls[WARMUP] else both
+        update = critic_alone if _warms_up(spec, state) else both
         reported = []
         for rows in updates_of(spec, state, drawn):
             micro = experience(
@@ -92,12 +92,15 @@ def ppo(spec: PPO, materials: Materials, loss: Stage | None = None) -> Algorithm
     ready = beginning(
         materials,
         keep_reference=spec.kl_coef > 0,
-        controls={KL_COEF: spec.kl_coef, WARMUP: spec.critic.warmup},
+        controls={KL_SCALE: 1.0, ITERATIONS: 0},
     )
 
     def begin(state: TrainState) -> TrainState:
         if materials.begin_critic is not None:
-            state = replace(state, params={**state.params, CRITIC: materials.begin_critic(state.params)})
+            # what the optimizer of another critic has kept is nothing of this one's
+            optim = {role: kept for role, kept in state.optim.items() if role != CRITIC}
+            params = {**state.params, CRITIC: materials.begin_critic(state.params)}
+            state = replace(state, params=params, optim=optim)
         return ready(state)
 
     return Algorithm(begin=begin, sample=sampling_of(spec, materials), step=step, recall=recall)
@@ -110,15 +113,20 @@ def _token_rewards(spec: PPO, state: TrainState, batch: JudgedRollout) -> tuple[
     if batch.reference is None or spec.kl_in != "reward":
         return rewards, {}
     divergence = torch.where(places, kl(drawn.logp, batch.reference, spec.kl_estimator), 0.0)
-    coef = state.controls[KL_COEF]
-    told = {"rollout/kl": float(divergence.sum(1).double().mean()), "rollout/kl_coef": float(coef)}
+    coef = spec.kl_coef * state.controls[KL_SCALE]
+    told = {"rollout/kl": float(divergence.sum(1).double().mean()), "rollout/kl_coef": coef}
     return rewards - coef * divergence, told
 
 
+def _warms_up(spec: PPO, state: TrainState) -> bool:
+    """Whether the critic is trained alone in the next iteration."""
+    return state.controls[ITERATIONS] < spec.critic.warmup
+
+
 def _moved(spec: PPO, state: TrainState, told: Metrics, drawn: Rollout) -> dict[str, int | float]:
-    """The controls after an iteration."""
-    coef = state.controls[KL_COEF]
-    if spec.kl_target:
+    """The controls after an iteration. While the actor stands still, its distance says nothing of the coefficient."""
+    scale = state.controls[KL_SCALE]
+    if spec.kl_target and not _warms_up(spec, state):
         count = min(drawn.lengths.shape[0], spec.kl_horizon)
-        coef = adapted_kl_coef(coef, told["rollout/kl"], target=spec.kl_target, count=count, horizon=spec.kl_horizon)
-    return {**state.controls, KL_COEF: coef, WARMUP: max(0, int(state.controls[WARMUP]) - 1)}
+        scale = adapted_kl_coef(scale, told["rollout/kl"], target=spec.kl_target, count=count, horizon=spec.kl_horizon)
+    return {**state.controls, KL_SCALE: scale, ITERATIONS: int(state.controls[ITERATIONS]) + 1}

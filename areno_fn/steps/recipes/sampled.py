@@ -80,10 +80,18 @@ def _policy_gradient(spec: GRPO | GSPO, materials: Materials, loss: Stage) -> Al
             )
             state, metrics = update(state, micro)
             reported.append(metrics)
-        return iterated(state), mean_metrics(reported) | describe(batch, advantages)
+        return iterated(state), mean_metrics(reported) | describe(batch, advantages) | _kl_told(spec, batch)
 
     begin = beginning(materials, keep_reference=spec.kl_coef > 0)
     return Algorithm(begin=begin, sample=sampling_of(spec, materials), step=step, recall=recall)
+
+
+def _kl_told(spec: Grouped, batch: JudgedRollout) -> Metrics:
+    """The KL that is in the reward, and its coefficient."""
+    if batch.reference is None or spec.kl_in != "reward":
+        return {}
+    measured = completion_kl(batch.rollout, batch.reference, spec.kl_estimator)
+    return {"rollout/kl": float(measured.double().mean()), "rollout/kl_coef": spec.kl_coef}
 
 
 def _advantages(spec: Grouped, batch: JudgedRollout) -> torch.Tensor:

@@ -23,7 +23,7 @@ def describe(batch: JudgedRollout, advantages: torch.Tensor) -> Metrics:
     """
     rewards, rollout = batch.rewards.double(), batch.rollout
     advantages = advantages[drawn_places(rollout)] if advantages.ndim == 2 else advantages
-    low, high = _group_extremes(rewards, rollout.groups)
+    low, high, several = _group_extremes(rewards, rollout.groups)
     values = {
         "rollout/reward_mean": rewards.mean(),
         "rollout/reward_std": rewards.std(correction=0),
@@ -34,7 +34,7 @@ def describe(batch: JudgedRollout, advantages: torch.Tensor) -> Metrics:
         "rollout/response_len_mean": rollout.lengths.double().mean(),
         "rollout/prompt_len_mean": rollout.prompts.lengths.double().mean(),
         "rollout/truncated_fraction": 1 - rollout.finished.double().mean(),
-        "rollout/zero_std_groups": (low == high).double().mean(),
+        "rollout/zero_std_groups": (low == high)[several].double().sum() / max(1, int(several.sum())),
     }
     return {name: float(value) for name, value in values.items()}
 
@@ -54,9 +54,10 @@ def _combine(name: str, values: list[float]) -> float:
     return sum(values) if name.endswith(_COUNTS) else sum(values) / len(values)
 
 
-def _group_extremes(rewards: torch.Tensor, groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    _, inverse = torch.unique(groups, return_inverse=True)
-    count = int(inverse.max()) + 1
+def _group_extremes(rewards: torch.Tensor, groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The smallest and largest reward of every group, and whether it has several."""
+    _, inverse, counts = torch.unique(groups, return_inverse=True, return_counts=True)
+    count = counts.shape[0]
     low = rewards.new_full((count,), torch.inf).scatter_reduce(0, inverse, rewards, "amin")
     high = rewards.new_full((count,), -torch.inf).scatter_reduce(0, inverse, rewards, "amax")
-    return low, high
+    return low, high, counts > 1
