@@ -37,6 +37,26 @@ class Place:
         return alike and self.start == other.start
 
 
+def one_place_each(tensor: torch.Tensor) -> bool:
+    """Whether every element of a tensor has a place of its own in memory, unlike those that `expand` makes."""
+    steps = sorted((abs(s), n) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1)
+    reach = 0  # of the dimensions so far
+    for stride, length in steps:
+        if stride <= reach:
+            return not any(stride == 0 for stride, _ in steps) and _distinct(steps)
+        reach += stride * (length - 1)
+    return True
+
+
+def _distinct(steps: list[tuple[int, int]]) -> bool:
+    """The same, of strides that interleave: all places are counted."""
+    places = torch.zeros(1, dtype=torch.int64)
+    for stride, length in steps:
+        places = (places[:, None] + stride * torch.arange(length)).flatten()
+    ordered = places.sort().values
+    return bool((ordered.diff() > 0).all())
+
+
 def place(path: str, owner: tuple[str, str], tensor: torch.Tensor) -> Place:
     """The place of a tensor that is not empty; a meta tensor has one in its own storage alone."""
     storage, size = tensor.untyped_storage(), tensor.element_size()

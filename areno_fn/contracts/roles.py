@@ -9,8 +9,9 @@ import attrs
 import torch
 
 from areno_fn.contracts.errors import RecordError
-from areno_fn.contracts.memory import Place, overlaps, place
+from areno_fn.contracts.memory import Place, one_place_each, overlaps, place
 from areno_fn.contracts.optim import OptimizerLayout
+from areno_fn.contracts.record import shown
 from areno_fn.contracts.treepath import named_leaves
 
 
@@ -73,22 +74,25 @@ class RoleLayout:
         Trainable roles may not share a storage, and no two leaves of one may share a byte. A frozen role or a snapshot
         may be the very tensors that a trainable role starts from, since an update makes new ones, but no other view of
         them; where a step moves a role in place, nothing may share a byte with it. Frozen roles share what a declared
-        trunk holds, and nothing else. The real storages are compared.
+        trunk holds, and nothing else. No two elements of what is moved are one in memory, as after `expand`. The real
+        storages are compared, so every tensor has one: none is sparse or nested.
 
         Args:
             params: `TrainState.params`.
             optim: `TrainState.optim`.
             snapshots: `TrainState.snapshots`.
-            in_place: trainable roles that a step writes to instead of making new tensors, as a donated state allows.
+            in_place: trainable roles that a step writes to, their moments included, instead of making new tensors, as a
+                donated state allows.
 
         Raises:
-            RecordError: names both paths, or the role.
+            RecordError: names the path, or both, or the role.
         """
         self._check_names(params, optim or {}, in_place)
         places = [spot for name in self._names for spot in _places("params", name, params[name])]
         for part, trees in (("snapshots", snapshots), ("optim", optim)):
             places += [spot for name, kept in (trees or {}).items() for spot in _places(part, name, kept)]
         self._check_storages(places)
+        self._check_elements(places, in_place)
         for first, second in sorted(overlaps(places), key=lambda pair: (pair[0].path, pair[1].path)):
             wrong = self._wrong(first, second, in_place)
             if wrong:
@@ -155,11 +159,22 @@ class RoleLayout:
                 if first.owner != spot.owner:
                     raise RecordError(f"{first.path} and {spot.path} share storage; copy one of them")
 
+    def _check_elements(self, places: list[Place], in_place: Collection[str]) -> None:
+        """No two elements of a leaf that is moved are one."""
+        for spot in places:
+            part, name = spot.owner
+            moved = (part == "params" and name in self.trainable) or (part == "optim" and name in in_place)
+            if moved and not one_place_each(spot.tensor):
+                raise RecordError(
+                    f"{spot.path} is {shown(spot.tensor)}, but some of its elements are one in memory, as after expand or "
+                    f"as_strided, and an update would move them apart; give it a clone() of its own"
+                )
+
     def _wrong(self, first: Place, second: Place, in_place: Collection[str]) -> str:
         """What is wrong with two leaves that share a byte, as the end of a sentence; nothing where that is right."""
         owners = (first.owner, second.owner)
         trained = [name for part, name in owners if part == "params" and name in self.trainable]
-        moved = [name for name in trained if name in in_place]
+        moved = [name for part, name in owners if part in ("params", "optim") and name in in_place]
         if first.owner == second.owner and trained:
             if first.same(second):
                 return "are one tensor, which an update would move apart; keep a tied parameter as one leaf"
@@ -191,11 +206,17 @@ class RoleLayout:
 
 def _places(part: str, name: str, tree: Any) -> list[Place]:
     lead = (name,) if part == "params" else (part, name)
-    return [
-        place(_joined(*lead, path), (part, name), leaf)
-        for path, leaf in named_leaves(tree)
-        if isinstance(leaf, torch.Tensor) and leaf.numel()
-    ]
+    found = []
+    for path, leaf in named_leaves(tree):
+        if isinstance(leaf, torch.Tensor) and (leaf.layout is not torch.strided or leaf.is_nested):
+            kind = "nested" if leaf.is_nested else str(leaf.layout).removeprefix("torch.")
+            raise RecordError(
+                f"{_joined(*lead, path)} is a tensor of layout {kind}, which has no storage of its own; keep it as a "
+                f"dense tensor, as to_dense() makes it"
+            )
+        if isinstance(leaf, torch.Tensor) and leaf.numel():
+            found.append(place(_joined(*lead, path), (part, name), leaf))
+    return found
 
 
 def _joined(*names: str) -> str:

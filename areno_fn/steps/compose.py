@@ -129,11 +129,13 @@ def accumulate(
 
     Raises:
         JoinError: the objective does not return `Sums`.
+        RecordError: from the function, which was given no list or tuple of micro-batches, or an empty one.
     """
     _check_objective(objective)
     derive = value_and_grad(_with_total_first(objective, view), has_aux=True)
 
     def gradient_of(params: Any, batches: Sequence[Any], frozen: Any = None) -> tuple[Any, Sums]:
+        _check_batches(batches)
         if not batches:
             raise RecordError("accumulate was given no micro-batch; a step needs at least one")
         (_, sums), slope = derive(params, batches[0], frozen)
@@ -174,6 +176,7 @@ def train_step(
 
     Raises:
         JoinError: the objective does not return `Sums`.
+        RecordError: from the step, where the state has no such role, or no moments of it.
     """
 
     def seen(params: Any, frozen: Mapping[str, Any]) -> Any:
@@ -182,6 +185,7 @@ def train_step(
     gradient_of = accumulate(objective, reduce=reduce, view=seen)
 
     def step(state: TrainState, batches: Sequence[Any]) -> tuple[TrainState, Metrics]:
+        _check_role(state, role)
         gradient, sums = gradient_of(state.params[role], batches, state.params)
         params, optim, stats = optimizer.apply(gradient, state.optim[role], state.params[role])
         moved = replace(
@@ -193,6 +197,24 @@ def train_step(
         return moved, finish(sums, stats, prefix=prefix)
 
     return step
+
+
+def _check_batches(batches: Sequence[Any]) -> None:
+    if isinstance(batches, str) or not isinstance(batches, Sequence):
+        raise RecordError(
+            f"a step takes a tuple or a list of micro-batches, received {type(batches).__name__}; write (batch,)"
+        )
+
+
+def _check_role(state: TrainState, role: str) -> None:
+    if role not in state.params:
+        raise RecordError(
+            f"the step moves role {role!r}, which is not in state.params; roles are {', '.join(state.params) or 'none'}"
+        )
+    if role not in state.optim:
+        raise RecordError(
+            f"the step moves role {role!r}, which has no moments in state.optim; put optimizer.init(params) there"
+        )
 
 
 def _check_objective(objective: Objective) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from areno_fn.contracts.errors import RecordError
+from areno_fn.contracts.record import shown
 from areno_fn.steps.reduce import wide
 
 LEAST_SPREAD = 1e-6
@@ -26,8 +27,10 @@ def terminal_rewards(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         float32 [B, T] (float64 for float64 scores); a row without a response token is 0.
 
     Raises:
-        RecordError: there is not one score a row.
+        RecordError: there is not one score a row, the mask is not bool, or scores are not floating data.
     """
+    _check_mask("terminal_rewards", mask)
+    _check_data("terminal_rewards", scores=scores)
     if mask.ndim != 2 or scores.shape != mask.shape[:1]:
         raise RecordError(
             f"terminal_rewards takes scores [B] and mask [B, T], received {tuple(scores.shape)} and {tuple(mask.shape)}"
@@ -49,7 +52,7 @@ def gae(
     gamma = lam = 1 the returns are rewards to go. Computed in float64.
 
     Args:
-        rewards: floating [B, T]; what stands outside the mask never enters, so put a terminal reward on the last
+        rewards: floating [B, T], data; what stands outside the mask never enters, so put a terminal reward on the last
             response token (`terminal_rewards`).
         values: floating [B, T], data.
         mask: bool [B, T].
@@ -60,10 +63,10 @@ def gae(
         Advantages and returns, float32 [B, T] each (float64 for float64 values), 0 outside the mask.
 
     Raises:
-        RecordError: the shapes differ, or values carry a gradient.
+        RecordError: the shapes differ, the mask is not bool, or rewards or values are not floating data.
     """
-    if values.requires_grad:
-        raise RecordError("gae was given values with a gradient; they are data recorded before the update")
+    _check_mask("gae", mask)
+    _check_data("gae", rewards=rewards, values=values)
     if mask.ndim != 2 or not rewards.shape == values.shape == mask.shape:
         raise RecordError(
             f"gae takes rewards, values and mask of one shape [B, T], "
@@ -94,7 +97,11 @@ def whiten(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
     Returns:
         float32 of that shape (float64 for float64 values), 0 outside the mask.
+
+    Raises:
+        RecordError: the shapes differ, the mask is not bool, or values are not floating data.
     """
+    _check_alike("whiten", mask, values=values)
     exact = torch.where(mask, values.double(), 0.0)
     count = mask.sum().clamp(min=1)
     deviation = torch.where(mask, exact - exact.sum() / count, 0.0)
@@ -107,9 +114,41 @@ def explained_variance(values: torch.Tensor, returns: torch.Tensor, mask: torch.
     """1 - var(returns - values) / var(returns) over the mask: 1 for a perfect critic, 0 for a constant one.
 
     Returns that are all equal have nothing to explain, and give 0.
+
+    Args:
+        values: floating, any shape, data.
+        returns: floating, the same shape, data.
+        mask: bool, the same shape.
+
+    Raises:
+        RecordError: the shapes differ, the mask is not bool, or values or returns are not floating data.
     """
+    _check_alike("explained_variance", mask, values=values, returns=returns)
     target = returns[mask].double()
     total = target.var(correction=0) if target.numel() else target.new_zeros(())
     if total <= LEAST_SPREAD**2:
         return 0.0
     return float(1 - (target - values[mask].double()).var(correction=0) / total)
+
+
+def _check_alike(who: str, mask: torch.Tensor, **data: torch.Tensor) -> None:
+    _check_mask(who, mask)
+    _check_data(who, **data)
+    for name, values in data.items():
+        if values.shape != mask.shape:
+            raise RecordError(
+                f"{who} takes {name} and mask of one shape, received {tuple(values.shape)} and {tuple(mask.shape)}"
+            )
+
+
+def _check_mask(who: str, mask: torch.Tensor) -> None:
+    if mask.dtype != torch.bool:
+        raise RecordError(f"{who} takes a mask of bool, received {shown(mask)}; write mask != 0")
+
+
+def _check_data(who: str, **data: torch.Tensor) -> None:
+    for name, values in data.items():
+        if not values.is_floating_point():
+            raise RecordError(f"{who} takes {name} of floating-point numbers, received {shown(values)}")
+        if values.requires_grad:
+            raise RecordError(f"{who} was given {name} with a gradient; they are data recorded before the update")

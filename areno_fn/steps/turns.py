@@ -29,8 +29,12 @@ class Turn:
     repeats: int = 1
 
     def __attrs_post_init__(self) -> None:
-        if self.repeats < 1:
-            raise SpecError(f"a turn is made at least once, received repeats={self.repeats}")
+        if not callable(self.update):
+            raise SpecError(
+                f"a turn is made by a function (state, batch), such as train_step makes, not by {self.update!r}"
+            )
+        if type(self.repeats) is not int or self.repeats < 1:
+            raise SpecError(f"a turn is made a whole number of times, at least once, received repeats={self.repeats!r}")
 
 
 def in_turns(*turns: Turn) -> Update:
@@ -39,7 +43,17 @@ def in_turns(*turns: Turn) -> Update:
         update = in_turns(Turn(critic_update, repeats=4), Turn(actor_update))
 
     Metrics of repeats are combined by `mean_metrics`; two turns may not report one name.
+
+    Raises:
+        SpecError: there is no turn, or something else in its place.
     """
+    if not turns:
+        raise SpecError("in_turns() was given no turn; write in_turns(Turn(update), ...)")
+    for turn in turns:
+        if not isinstance(turn, Turn):
+            raise SpecError(
+                f"in_turns takes turns, received {type(turn).__name__}; write Turn(update) around an update"
+            )
 
     def update(state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
         metrics: Metrics = {}

@@ -12,17 +12,19 @@ from torch._dynamo.testing import CompileCounter
 from areno_fn import tree
 from areno_fn.contracts.errors import RecordError, SpecError
 from areno_fn.contracts.optim import Optimizer, Transform
-from areno_fn.contracts.spec import AdamWSpec, Schedule
+from areno_fn.contracts.spec import AdamW8bitSpec, AdamWSpec, Schedule, SGDSpec
 from areno_fn.steps.optimizers import (
     adamw,
     add_decayed_weights,
     chain,
     clip_by_global_norm,
+    clipping,
     global_norm,
     scale_by_adam,
     scale_by_learning_rate,
     with_master,
 )
+from areno_fn.steps.optimizers import optimizer as build
 from areno_fn.steps.optimizers.master import MasterState
 from areno_fn.steps.schedules import learning_rate
 
@@ -121,6 +123,23 @@ def test_clip_by_hand() -> None:
     assert tree.equal(transform.update(zero, state, zero)[0], zero)
     with pytest.raises(SpecError, match=r"needs a limit above 0, not 0\.0; use math\.inf"):
         clip_by_global_norm(0.0)
+
+
+@pytest.mark.parametrize("kind", [AdamWSpec, AdamW8bitSpec, SGDSpec])
+def test_a_norm_beyond_float32_does_not_change_a_gradient_that_is_not_clipped(kind: Any) -> None:
+    """Infinity over infinity is NaN: it made every parameter one, where the specification says not to clip."""
+    gradient = {"w": torch.full((300,), 1e19).index_fill_(0, torch.tensor([5]), 1.0)}
+    transform = clipping(0.0)
+    clipped, state = transform.update(gradient, transform.init(gradient), gradient)
+    assert float(state.norm) == math.inf and tree.equal(clipped, gradient)
+    optimizer = build(kind(lr=1e-3, max_grad_norm=0.0), 10)
+    params = {"w": torch.ones(300)}
+    optimizer_state = optimizer.init(params)
+    for _ in range(3):
+        params, optimizer_state, told = optimizer.apply(gradient, optimizer_state, params)
+        assert bool(params["w"].isfinite().all()) and float(told["grad_norm"]) == math.inf
+    held, _ = clip_by_global_norm(1.0).update(gradient, state, gradient)
+    assert not held["w"].any()
 
 
 def test_the_norm_of_low_precision_is_taken_in_float32() -> None:

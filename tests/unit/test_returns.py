@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import hypothesis.strategies as st
@@ -86,6 +87,47 @@ def test_shapes_and_gradients_are_refused() -> None:
         terminal_rewards(torch.zeros(3), mask)
 
 
+ONES = torch.ones(2, 3)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda mask: whiten(ONES, mask),
+        lambda mask: gae(ONES, ONES, mask),
+        lambda mask: terminal_rewards(ONES[:, 0], mask),
+        lambda mask: explained_variance(ONES, ONES, mask),
+    ],
+)
+def test_a_mask_is_of_booleans_and_of_the_shape_of_what_it_masks(call: Callable[[torch.Tensor], Any]) -> None:
+    for dtype, shown in ((torch.int64, "i64"), (torch.float32, "f32"), (torch.uint8, "u8")):
+        with pytest.raises(RecordError, match=rf"takes a mask of bool, received {shown}\[2,3\]; write mask != 0$"):
+            call(torch.ones(2, 3, dtype=dtype))
+    for shape in ((3,), (1, 3), (3, 2), (2, 3, 1), ()):
+        with pytest.raises(RecordError, match=r"takes .* and mask .*received \(2,"):
+            call(torch.ones(shape, dtype=torch.bool))
+    call(torch.ones(2, 3, dtype=torch.bool))
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("values", lambda x: whiten(x, ONES > 0)),
+        ("rewards", lambda x: gae(x, ONES, ONES > 0)),
+        ("values", lambda x: gae(ONES, x, ONES > 0)),
+        ("scores", lambda x: terminal_rewards(x[:, 0], ONES > 0)),
+        ("returns", lambda x: explained_variance(ONES, x, ONES > 0)),
+    ],
+)
+def test_returns_are_made_of_data(name: str, call: Callable[[torch.Tensor], Any]) -> None:
+    with pytest.raises(
+        RecordError, match=f"was given {name} with a gradient; they are data recorded before the update$"
+    ):
+        call(ONES.clone().requires_grad_())
+    with pytest.raises(RecordError, match=f"takes {name} of floating-point numbers, received i64"):
+        call(ONES.long())
+
+
 def test_whitening_is_by_the_mask_alone() -> None:
     values = torch.tensor([[1.0, 2.0, 3.0, math.nan]])
     mask = torch.tensor([[True, True, True, False]])
@@ -140,6 +182,15 @@ def test_the_value_loss_is_blind_to_what_is_masked_and_its_data_carry_no_gradien
     given.returns.requires_grad_()
     with pytest.raises(RecordError, match=r"Estimates.returns carries a gradient"):
         value_clipped()(given)
+
+
+def test_a_value_recorded_as_nan_is_no_reason_not_to_clip() -> None:
+    """It makes the loss NaN, where the unclipped error alone would have hidden it."""
+    point = torch.tensor([1.0, 0.2], dtype=F64, requires_grad=True)
+    sums = value_clipped(0.5)(estimates(point, [math.nan, 0.0], [1.0, 1.0]))
+    assert math.isnan(sums.total.item())
+    for value, returns in ((math.nan, 1.0), (1.0, math.nan)):
+        assert math.isnan(value_clipped()(estimates(torch.tensor([value], dtype=F64), [0.0], [returns])).total.item())
 
 
 def test_the_value_loss_is_exact_under_any_split_and_has_the_gradient_of_its_value() -> None:

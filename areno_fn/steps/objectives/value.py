@@ -41,7 +41,8 @@ def value_clipped(
         value, old, returns = (masked(x, e.weight) for x in (e.value, e.old, e.returns))
         near = torch.minimum(torch.maximum(value, old - clip), old + clip)
         free, held = (value - returns).square(), (near - returns).square()
-        errors = 0.5 * coef * torch.where(held > free, held, free)
+        # a NaN is larger than nothing: what was recorded as one must show
+        errors = 0.5 * coef * torch.where((held > free) | held.isnan(), held, free)
         total, weight = aggregate(errors, e.weight, e.segments, e.documents, aggregation, constant)
         stats = {"clip_fraction": mean_of((held > free).to(errors.dtype), e.weight), "tokens": count_of(e.weight)}
         return Sums(total=total, weight=weight, stats=stats, peaks={})

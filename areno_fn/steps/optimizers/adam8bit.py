@@ -71,7 +71,8 @@ def scale_by_adam8bit(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> 
 def adamw8bit(spec: AdamW8bitSpec, total_steps: int, placements: Placements | None = None) -> Optimizer:
     """The optimizer of a specification: `adamw` with `scale_by_adam8bit`.
 
-    No parameter moves by more than lr (4 + weight_decay |p|) in an update. It reports grad_norm and lr.
+    No parameter moves by more than lr (4 + weight_decay |p|) in an update, as long as the squares of gradients are
+    finite. It reports grad_norm and lr.
 
     Args:
         spec: `max_grad_norm = 0` does not clip.

@@ -33,6 +33,13 @@ def global_norm(gradient: Any) -> torch.Tensor:
     return total
 
 
+def clip_factor(norm: torch.Tensor, limit: float) -> torch.Tensor:
+    """min(1, limit / (norm + 1e-6)), []; for a limit of infinity exactly 1, whatever the norm."""
+    if limit == math.inf:
+        return torch.ones_like(norm)
+    return (limit / (norm + 1e-6)).clamp(max=1.0)
+
+
 def clipping(limit: float) -> Transform:
     """`clip_by_global_norm` as a specification says it: 0 does not clip."""
     return clip_by_global_norm(limit or math.inf)
@@ -41,7 +48,8 @@ def clipping(limit: float) -> Transform:
 def clip_by_global_norm(limit: float) -> Transform:
     """Scales the whole gradient by min(1, limit / (norm + 1e-6)), as `torch.nn.utils.clip_grad_norm_` does.
 
-    The norm is reported as grad_norm. A limit of infinity leaves the gradient as it is and still reports.
+    The norm is reported as grad_norm. A limit of infinity leaves the gradient as it is and still reports. The norm of
+    finite numbers may lie beyond float32 and then is infinity; under a finite limit that makes them 0.
 
     Raises:
         SpecError: the limit is not above 0.
@@ -57,8 +65,7 @@ def clip_by_global_norm(limit: float) -> Transform:
     def update(updates: Any, state: ClipByGlobalNormState, params: Any) -> tuple[Any, ClipByGlobalNormState]:
         del state, params
         norm = global_norm(updates)
-        factor = (limit / (norm + 1e-6)).clamp(max=1.0)
-        clipped = tree.unflatten(updates, scaled(tree.leaves(updates), factor))
+        clipped = tree.unflatten(updates, scaled(tree.leaves(updates), clip_factor(norm, limit)))
         return clipped, ClipByGlobalNormState(norm=norm.float())
 
     return Transform(init=init, update=update)

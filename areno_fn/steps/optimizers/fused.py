@@ -14,7 +14,7 @@ from areno_fn.contracts.spec import AdamWSpec
 from areno_fn.kernels.adamw import Factors, Updated, adamw_update
 from areno_fn.steps.optimizers.adam import ScaleByAdamState, bias
 from areno_fn.steps.optimizers.chain import reports
-from areno_fn.steps.optimizers.clip import ClipByGlobalNormState, global_norm
+from areno_fn.steps.optimizers.clip import ClipByGlobalNormState, clip_factor, global_norm
 from areno_fn.steps.optimizers.decay import Mask
 from areno_fn.steps.optimizers.master import MasterState
 from areno_fn.steps.optimizers.rate import ScaleByLearningRateState
@@ -42,9 +42,7 @@ def with_one_pass(
         norm = global_norm(slopes).float()
         count, updates = adam.count + 1, rated.count + 1
         rate = schedule(updates)
-        factors = Factors(
-            (limit / (norm + 1e-6)).clamp(max=1.0), rate, bias(spec.betas[0], count), bias(spec.betas[1], count)
-        )
+        factors = Factors(clip_factor(norm, limit), rate, bias(spec.betas[0], count), bias(spec.betas[1], count))
         masters = [state.master.get(path, leaf) for path, leaf in named]
         decay = [spec.weight_decay if mask(path, leaf) else 0.0 for path, leaf in named]
         new = _by_dtype([leaf.dtype for _, leaf in named], slopes, masters, adam, decay, factors, spec)

@@ -10,6 +10,7 @@ from areno_fn.contracts.actions import Estimates
 from areno_fn.contracts.batch import Experience, PackedTokens
 from areno_fn.contracts.errors import RecordError
 from areno_fn.contracts.policy import TokenPolicy
+from areno_fn.contracts.record import shown
 from areno_fn.contracts.valued import Valued
 
 
@@ -56,4 +57,9 @@ def _values(policy: TokenPolicy, params: Valued, packed: PackedTokens) -> torch.
     hidden = policy.hidden(params.trunk, packed.tokens, packed.positions, packed.segments, bounds=bounds)
     # in float32, because returns are compared with it: bfloat16 would leave three digits
     wide = torch.promote_types(hidden.dtype, torch.float32)
+    if params.head.shape[1] != hidden.shape[1]:
+        raise RecordError(
+            f"Valued.head is {shown(params.head)}, but the trunk gives hidden states of width {hidden.shape[1]}; "
+            f"it must be [1, {hidden.shape[1]}]"
+        )
     return (hidden[packed.index].to(wide) @ params.head.to(wide).T).squeeze(1)
