@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -197,14 +198,14 @@ def plan_critic(spec: RunSpec, model: ModelPlan, finetune: FinetunePlan) -> Crit
     using = [phase for phase in spec.phases if isinstance(phase.algorithm, PPO)]
     if not using:
         return None
-    paths = {phase.algorithm.critic.path: phase.name for phase in using if isinstance(phase.algorithm, PPO)}
-    if len(paths) > 1:
-        first, second = list(paths.items())[:2]
-        raise SpecError(
-            f"phases.{second[1]}.algorithm.critic.path: {second[0]!r} is another critic than {first[0]!r} of "
-            f"phases.{first[1]}; a run has one critic, so give all phases the same path"
-        )
-    ((path, phase),) = paths.items()
+    named = [(phase.algorithm.critic.path, phase.name) for phase in using if isinstance(phase.algorithm, PPO)]
+    path, phase = named[0]
+    for other, second in named:
+        if _place(other) != _place(path):
+            raise SpecError(
+                f"phases.{second}.algorithm.critic.path: {other!r} is another critic than {path!r} of "
+                f"phases.{phase}; a run has one critic, so give all phases the same path"
+            )
     if isinstance(finetune, LoraPlan):
         if path:
             raise SpecError(
@@ -216,6 +217,11 @@ def plan_critic(spec: RunSpec, model: ModelPlan, finetune: FinetunePlan) -> Crit
         return FullCritic(model=model, source=None)
     with at(f"phases.{phase}.algorithm.critic.path"):
         return _from_folder(path, spec, model)
+
+
+def _place(path: str) -> str:
+    """The folder that a path leads to, however it is written; what can be no path is refused where it is opened."""
+    return os.path.realpath(path) if path and "\0" not in path else path
 
 
 def _from_folder(path: str, spec: RunSpec, model: ModelPlan) -> FullCritic:

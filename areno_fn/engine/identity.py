@@ -14,7 +14,7 @@ from areno_fn import tree
 from areno_fn.contracts.errors import CheckpointError
 from areno_fn.contracts.identity import RunIdentity, digest, way_out
 from areno_fn.contracts.optim import Transform
-from areno_fn.contracts.spec import EMA, Evaluation, FullFinetune, ModelReward, Phase, RewardSpec, RunSpec
+from areno_fn.contracts.spec import EMA, PPO, Evaluation, FullFinetune, ModelReward, Phase, RewardSpec, RunSpec
 from areno_fn.engine.critic import CriticPlan
 from areno_fn.engine.model import ModelPlan
 from areno_fn.engine.optimizers import Mover
@@ -27,7 +27,7 @@ from areno_fn.world.rewards import Reward
 _UNSAID = {
     "family": "the model's family",
     "model": "the configuration of the model",
-    "phases": "a loss of one's own, the end tokens, what is in the folder of a reward model, or the release",
+    "phases": "a loss of one's own, the end tokens, what is in the folder of a reward model, the critic, or the release",
     "data": "the rows of the data",
     "parameters": "the shapes or dtypes of the parameters, or which are trained",
     "optimizers": "the optimizers, or one of one's own",
@@ -63,13 +63,14 @@ def identity_of(
     return RunIdentity(
         family=model.family.name,
         model=digest(model.hf_config),
-        phases=digest([_settings(spec, "phases", _tied(spec), full=False), named, list(stop), *contents]),
+        phases=digest(
+            [_settings(spec, "phases", _tied(spec), full=False), named, list(stop), *contents, *_critic(critic)]
+        ),
         data=digest([_data(phase) for phase in phases]),
         parameters=digest(
             [
                 *_leaves(model.shapes()),
                 *([] if spec.finetune == FullFinetune() else [told(spec.finetune, full=False)]),
-                *([] if critic is None else _leaves(critic.shapes())),
             ]
         ),
         optimizers=digest(_optimizers(spec, movers or {})),
@@ -123,7 +124,7 @@ def _settings(spec: RunSpec, field: str, tied: bool, *, full: bool) -> Any:
         judges = _judges(spec.evaluation, full) if any(phase.stop_at for phase in spec.phases) else None
         parts = {"phases": dict(zip(names, kept, strict=True)), "evaluation": judges, "the order of phases": names}
     elif field == "optimizers":
-        parts = {"phases": {phase.name: {"optimizers": phase.optimizers} for phase in spec.phases}}
+        parts = {"phases": {phase.name: {"optimizers": _by_role(phase, full)} for phase in spec.phases}}
     elif field in ("family", "model", "parameters"):
         parts = {"model": spec.model, "finetune": spec.finetune}
     return told(parts, full=full)
@@ -136,6 +137,12 @@ def _optimizers(spec: RunSpec, movers: Mapping[str, Mover | Mapping[str, Mover]]
     return [said, own] if own else said
 
 
+def _by_role(phase: Phase, full: bool) -> Any:
+    """The optimizers of a phase; their order does not matter."""
+    ordered = sorted(phase.optimizers, key=lambda optimizer: optimizer.role)
+    return {optimizer.role: optimizer for optimizer in ordered} if full else ordered
+
+
 def _named(mover: Mover | Mapping[str, Mover]) -> Any:
     if isinstance(mover, Mapping):
         return {role: _named(one) for role, one in mover.items()}
@@ -145,7 +152,10 @@ def _named(mover: Mover | Mapping[str, Mover]) -> Any:
 def _phase(phase: Phase, long: bool, full: bool) -> dict[str, Any]:
     aside = ("data", "optimizers", "offload", "rewards", "ema", *(() if long else ("steps", "epochs")))
     judged = {"rewards": _rewards(phase.rewards, full)} if full or phase.rewards else {}
-    return told(phase, full=full, aside=aside) | judged | _average(phase.ema, full)
+    kept = told(phase, full=full, aside=aside)
+    if isinstance(phase.algorithm, PPO):  # what a run begins with is in its states
+        kept["algorithm"].get("critic", {}).pop("path", None)
+    return kept | judged | _average(phase.ema, full)
 
 
 def _average(ema: EMA | None, full: bool) -> dict[str, Any]:
@@ -173,13 +183,25 @@ def _contents(judges: Sequence[Sequence[Reward]]) -> list[list[list[str]]]:
     return [[[found[id(model)] for model in models_of(own)] for own in judges]] if found else []
 
 
+def _critic(critic: CriticPlan | None) -> list[Any]:
+    """What the critic is, and whether every phase begins with another; wherever it was read."""
+    if critic is None:
+        return []
+    return [["critic", critic.begin is not None, dict(critic.hf_config), _leaves(critic.shapes())]]
+
+
 def _paths(spec: RunSpec) -> Any:
-    """Where the reward models are, by phase and place."""
+    """Where the reward models are, by phase and place, and the critic."""
 
-    def of(rewards: Sequence[RewardSpec]) -> dict[str, Any]:
-        return {str(k): {"path": reward.path} for k, reward in enumerate(rewards) if isinstance(reward, ModelReward)}
+    def of(phase: Phase) -> dict[str, Any]:
+        judges = [(str(k), reward) for k, reward in enumerate(phase.rewards) if isinstance(reward, ModelReward)]
+        found: dict[str, Any] = {"rewards": {place: {"path": reward.path} for place, reward in judges}}
+        critic = (
+            {"algorithm": {"critic": {"path": phase.algorithm.critic.path}}} if isinstance(phase.algorithm, PPO) else {}
+        )
+        return found | critic
 
-    return {"phases": {phase.name: {"rewards": of(phase.rewards)} for phase in spec.phases}}
+    return {"phases": {phase.name: of(phase) for phase in spec.phases}}
 
 
 def _tied(spec: RunSpec) -> bool:

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from areno_fn.ckpt import hf
-from areno_fn.ckpt.manifest import read_manifest
+from areno_fn.ckpt.manifest import Manifest, read_manifest
 from areno_fn.ckpt.resume import load_state
 from areno_fn.contracts.errors import CheckpointError, SpecError
 from areno_fn.contracts.key import Key
-from areno_fn.contracts.optim import groups_of
 from areno_fn.contracts.record import field_names, replace
-from areno_fn.contracts.spec import OptimizerSpec, RunSpec, SGDSpec
+from areno_fn.contracts.roles import Role, RoleLayout
+from areno_fn.contracts.spec import Phase, RunSpec
 from areno_fn.contracts.state import Counters, Cursor, TrainState
 from areno_fn.engine import identity
+from areno_fn.engine.accepted import (
+    require_kept,
+    require_memory,
+    require_phases,
+    saved_critic,
+    trains_critic,
+    with_new_controls,
+)
 from areno_fn.engine.plan import Plan
+from areno_fn.steps.recipes import CRITIC
 from areno_fn.world.order import batches_per_epoch
 
 
@@ -52,10 +62,7 @@ def require_same_run(
     identity.require_same_run(plan.identity, plan.spec, manifest.identity, recorded, str(checkpoint), accept)
     at = _cursor(manifest.values.scalars, checkpoint)
     accepted = tuple(plan.identity.differences(manifest.identity))
-    if "phases" in accepted:
-        _require_phases(plan, at, recorded)
-    if "optimizers" in accepted:
-        _require_memory(plan, at, recorded)
+    _require_acceptable(plan, at, recorded, accepted, manifest)
     _require_length(plan, _placed(plan, at, recorded, accepted))
     return accepted
 
@@ -74,13 +81,58 @@ def resumed_state(
     Raises:
         CheckpointError: it is damaged, or belongs to another run.
     """
-    at = _placed(plan, _cursor(read_manifest(checkpoint).values.scalars, checkpoint), recorded, accepted)
-    state = load_state(
-        checkpoint, _like(plan, at), plan.identity, plan.device, roles=plan.roles, accept=tuple(accepted)
-    )
+    manifest = read_manifest(checkpoint)
+    saved_at = _cursor(manifest.values.scalars, checkpoint)
+    at = _placed(plan, saved_at, recorded, accepted)
+    like, roles, anew = _like(plan, at), plan.roles, _anew(saved_at, recorded, accepted)
+    if anew:
+        like, roles = _with_critic(like, saved_critic(manifest)), _with_critic_of(roles, manifest.roles)
+    state = load_state(checkpoint, like, plan.identity, plan.device, roles=roles, accept=tuple(accepted))
     place, key = _phase_of(plan, at), Key.of(plan.spec.seed) if "seed" in accepted else state.key
     state = state if place < 0 else plan.phases[place].residency.settled(state)
+    if anew:
+        state = _with_critic(state, None if plan.critic is None else plan.critic.load(state.params, plan.device))
+    if "phases" in accepted and recorded is not None and 0 <= place < len(recorded.phases):
+        state = with_new_controls(state, plan.phases[place].spec, recorded.phases[place])
     return replace(state, key=key, cursor=_within(plan, _reopened(plan, at), accepted))
+
+
+def _anew(at: Cursor, recorded: RunSpec | None, accepted: Sequence[str]) -> bool:
+    """Whether the critic begins here, if there is one: the phases are others, and none that has begun has trained it."""
+    return "phases" in accepted and recorded is not None and not trains_critic(recorded, at)
+
+
+def _with_critic(state: TrainState, critic: Any) -> TrainState:
+    """The state with this critic, or with none."""
+    others = {role: own for role, own in state.params.items() if role != CRITIC}
+    return replace(state, params=others | ({CRITIC: critic} if critic else {}))
+
+
+def _with_critic_of(roles: RoleLayout, saved: Sequence[Role] | None) -> RoleLayout:
+    """The roles with the saved critic in the place of their own."""
+    others = tuple(role for role in roles.roles if role.name != CRITIC)
+    return RoleLayout(roles=others + tuple(role for role in saved or () if role.name == CRITIC))
+
+
+def _require_acceptable(
+    plan: Plan, at: Cursor, recorded: RunSpec | None, accepted: Sequence[str], manifest: Manifest
+) -> None:
+    """Refuses changes of phases and optimizers that do not go with what the state holds."""
+    if recorded is None:
+        if "phases" in accepted:
+            raise SpecError(
+                "accept: 'phases' cannot be accepted without the spec.yaml of the run, which says in which phase it stands"
+            )
+        return
+    if "phases" in accepted:
+        require_phases(plan, at, recorded, manifest)
+    place = _phase_of(plan, _placed(plan, at, recorded, accepted))
+    if 0 <= place < len(recorded.phases):
+        now, before = plan.phases[place].spec, recorded.phases[place]
+        if "phases" in accepted:
+            require_kept(now, before)
+        if "optimizers" in accepted:
+            require_memory(now, before)
 
 
 def _cursor(saved: Mapping[str, object], checkpoint: Path) -> Cursor:
@@ -95,46 +147,27 @@ def _cursor(saved: Mapping[str, object], checkpoint: Path) -> Cursor:
     return Cursor(**place)
 
 
-def _require_phases(plan: Plan, at: Cursor, recorded: RunSpec | None) -> None:
-    """Phases that are done, or in which the run stands, keep their names and places; others may come and go."""
-    if recorded is None:
-        raise SpecError(
-            "accept: 'phases' cannot be accepted without the spec.yaml of the run, which says in which phase it stands"
-        )
-    before = [phase.name for phase in recorded.phases[: at.phase + (at.step > 0)]]
-    now = [phase.name for phase in plan.spec.phases[: len(before)]]
-    if now != before:
-        raise SpecError(
-            f"accept: the run has begun the phases {', '.join(before)}, and they would now be {', '.join(now)}; "
-            f"only phases behind them may be added, removed or renamed"
-        )
-
-
-def _require_memory(plan: Plan, at: Cursor, recorded: RunSpec | None) -> None:
-    """What an optimizer has gathered goes on in one of its kind alone, with the same groups."""
-    place = _phase_of(plan, at)
-    if recorded is None or not 0 <= place < len(recorded.phases):
-        return
-    phase = plan.phases[place].spec
-    for now, before in zip(phase.optimizers, recorded.phases[place].optimizers, strict=False):
-        if _memory(now) != _memory(before):
-            raise SpecError(
-                f"accept: phases.{phase.name}.optimizers.{now.role} keeps something else of past gradients than the one before; "
-                f"with --accept optimizers its kind, its groups and their paths, and whether it has momentum stay as they were"
-            )
-
-
-def _memory(spec: OptimizerSpec) -> tuple[object, ...]:
-    """What decides the structure of an optimizer's state."""
-    kept = not isinstance(spec, SGDSpec) or spec.momentum > 0
-    return type(spec), kept, [(group.name, group.paths) for group in groups_of(spec)]
-
-
 def _placed(plan: Plan, at: Cursor, recorded: RunSpec | None, accepted: Sequence[str]) -> Cursor:
-    """Where a state saved at `at` stands: at the beginning of a phase that a complete run has got, or where it stood."""
-    if "phases" in accepted and recorded is not None and len(recorded.phases) <= at.phase < len(plan.phases):
+    """Where a state saved at `at` stands: where it stood, but for two places at the end of what phases there are.
+
+    A complete run that has got phases stands at the first of them; one that was to begin a phase that is gone is complete.
+    """
+    if "phases" not in accepted or recorded is None:
+        return at
+    if len(recorded.phases) <= at.phase < len(plan.phases):
         return Cursor(phase=at.phase, total=at.total)
+    if at.phase == len(plan.phases) and not at.step:
+        return _behind_last(plan, at, recorded.phases[at.phase - 1])
     return at
+
+
+def _behind_last(plan: Plan, at: Cursor, before: Phase) -> Cursor:
+    """Behind the last phase, at the place in its data that its steps lead to; `before` is the phase as it was done."""
+    last = plan.phases[-1]
+    each = batches_per_epoch(last.size, last.spec.batch.rows)
+    done = last.steps if before.stop_at else before.steps or before.epochs * each
+    epoch, batch = divmod(done, each)
+    return Cursor(phase=at.phase, step=done, epoch=epoch, batch=batch, total=at.total)
 
 
 def _within(plan: Plan, at: Cursor, accepted: Sequence[str]) -> Cursor:

@@ -152,13 +152,27 @@ def test_what_would_lose_something_is_refused_all_the_same(out: Path) -> None:
     refused(resume(out, shorter, "phases"), "phases.grpo: 2 of its steps are done, so it cannot be cut to 1")
     refused(
         resume(out, {"phases.grpo.algorithm.kl_coef": 0.0}, "phases"),
-        "step-00000006 does not hold what is expected: 'snapshots.reference.embed' is not expected; 'snapshots.",
+        "accept: the phase grpo has begun with the snapshots reference, and would now keep no snapshot; a snapshot is taken",
+    )
+    refused(
+        resume(out, {"phases.grpo.ema": "{}"}, "phases"),
+        "the phase grpo has begun with the snapshots reference, and would now keep the snapshots reference and ema; ",
     )
     refused(resume(out, {"seed": 1, **OTHER_DATA}, "data"), "seed was 0 and is now 1", "or pass --accept seed")
     (out / "spec.yaml").unlink()
     refused(resume(out, OTHER_PHASES, "phases"), "'phases' cannot be accepted without the spec.yaml of the run")
     after = tiny.files(out)
     assert {name for name in before if before[name] != after.get(name)} == {"spec.yaml"}
+
+
+def test_what_a_state_still_holds_of_a_phase_before_is_kept_too(whole: Path, tmp_path: Path) -> None:
+    """Behind the last phase, and between two phases, a state holds the snapshots and moments of the phase before."""
+    shutil.copytree(whole, tmp_path / "out")
+    spec = tiny.write_spec(tmp_path, tiny.SPEC.replace("\n[evaluation]", EXTRA))
+    without, sgd = {"phases.grpo.algorithm.kl_coef": 0.0}, {"phases.grpo.optimizers": '[{"kind": "sgd"}]'}
+    everything = ("phases", "data", "optimizers")
+    refused(resume(tmp_path / "out", without, *everything, spec=spec), "the phase grpo has begun with the snapshots")
+    refused(resume(tmp_path / "out", sgd, *everything, spec=spec), "phases.grpo.optimizers.actor keeps something else")
 
 
 @pytest.mark.parametrize("field", ["model", "family", "parameters", "daat"])

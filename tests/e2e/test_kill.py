@@ -262,7 +262,7 @@ def test_resume_without_a_run_starts_one(whole: Path, spec: Path, tmp_path: Path
     [
         ({"phases.sft.batch.rows": 4}, "phases.sft.batch.rows was 8 and is now 4"),
         ({"seed": 3}, "seed was 0 and is now 3"),
-        ({"phases.sft.optimizers.0.lr": 0.5}, "phases.sft.optimizers.0.lr was 0.003 and is now 0.5"),
+        ({"phases.sft.optimizers.0.lr": 0.5}, "phases.sft.optimizers.actor.lr was 0.003 and is now 0.5"),
         (
             {"phases.grpo.algorithm.kl_coef": 0.2, "phases.grpo.rewards.0.weight": 2.0},
             "phases.grpo.algorithm.kl_coef was 0.1 and is now 0.2; phases.grpo.rewards.0.weight was 1.0 and is now 2.0",
@@ -275,7 +275,7 @@ def test_resume_without_a_run_starts_one(whole: Path, spec: Path, tmp_path: Path
         ),
         (
             {"phases.grpo.optimizers.0.schedule": '{"kind": "linear"}'},
-            'phases.grpo.optimizers.0.schedule.kind was "constant" and is now "linear"',
+            'phases.grpo.optimizers.actor.schedule.kind was "constant" and is now "linear"',
         ),
     ],
 )

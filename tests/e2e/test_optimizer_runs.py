@@ -47,7 +47,7 @@ def test_another_optimizer_is_another_run(tmp_path: Path) -> None:
     assert tiny.run(written(tmp_path, KINDS["sgd"]), tmp_path / "out", phases__sft__steps=2).code == 0
     refused = tiny.run(written(tmp_path, KINDS["adamw8bit"]), tmp_path / "out", "--resume")
     assert refused.code == 2
-    assert 'phases.sft.optimizers.0.kind was "sgd" and is now "adamw8bit"' in refused.err
+    assert 'phases.sft.optimizers.actor.kind was "sgd" and is now "adamw8bit"' in refused.err
     accepting = ("--resume", "--accept", "optimizers")
     for other in (KINDS["adamw8bit"], {**KINDS["sgd"], "momentum": 0.0, "nesterov": False}):
         refused = tiny.run(written(tmp_path, other), tmp_path / "out", *accepting)
