@@ -11,13 +11,11 @@ from areno_fn.ckpt.manifest import Manifest
 from areno_fn.ckpt.trees import Values, differences
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.optim import groups_of
-from areno_fn.contracts.record import replace
-from areno_fn.contracts.spec import PPO, OptimizerSpec, Phase, RunSpec, SGDSpec
-from areno_fn.contracts.state import Cursor, TrainState
+from areno_fn.contracts.spec import OptimizerSpec, Phase, RunSpec, SGDSpec
+from areno_fn.contracts.state import Cursor
 from areno_fn.engine.composition import snapshots_of
 from areno_fn.engine.plan import Plan
 from areno_fn.steps.recipes import CRITIC
-from areno_fn.steps.recipes.ppo import KL_COEF, WARMUP
 
 T = TypeVar("T")
 
@@ -95,21 +93,6 @@ def saved_critic(manifest: Manifest) -> dict[str, Any]:
         if path.startswith(_OF_CRITIC)
     }
     return _bare(tensors) | _bare(manifest.values.scalars)
-
-
-def with_new_controls(state: TrainState, now: Phase, before: Phase) -> TrainState:
-    """The state with what changed settings say of the numbers that the phase began with.
-
-    A coefficient that was changed is the new one; of a warm-up that was made longer or shorter, that much more or less is left.
-    """
-    new, old = now.algorithm, before.algorithm
-    if not (isinstance(new, PPO) and isinstance(old, PPO)):
-        return state
-    controls = dict(state.controls)
-    if new.kl_coef != old.kl_coef:
-        controls[KL_COEF] = new.kl_coef
-    controls[WARMUP] = max(0, int(controls[WARMUP]) + new.critic.warmup - old.critic.warmup)
-    return replace(state, controls=controls)
 
 
 def _require_critic(plan: Plan, manifest: Manifest) -> None:

@@ -22,7 +22,6 @@ from areno_fn.engine.accepted import (
     require_phases,
     saved_critic,
     trains_critic,
-    with_new_controls,
 )
 from areno_fn.engine.plan import Plan
 from areno_fn.steps.recipes import CRITIC
@@ -92,8 +91,6 @@ def resumed_state(
     state = state if place < 0 else plan.phases[place].residency.settled(state)
     if anew:
         state = _with_critic(state, None if plan.critic is None else plan.critic.load(state.params, plan.device))
-    if "phases" in accepted and recorded is not None and 0 <= place < len(recorded.phases):
-        state = with_new_controls(state, plan.phases[place].spec, recorded.phases[place])
     return replace(state, key=key, cursor=_within(plan, _reopened(plan, at), accepted))
 
 

@@ -20,7 +20,7 @@ batch = { rows = 4, max_length = 16 }
 optimizers = [{ kind = "adamw", lr = 0.003 }, { kind = "adamw", role = "critic", lr = 0.003 }]
 rewards = [{ kind = "function", function = "areno_fn.world.rewards:length_penalty" }]
 """
-_FIRST, _REST = tiny.SPEC.split("\n[[phases]]\nname = \"grpo\"")
+_FIRST, _REST = tiny.SPEC.split('\n[[phases]]\nname = "grpo"')
 SFT = (_FIRST + "\n[checkpoint]" + _REST.split("\n[checkpoint]")[1]).replace("\nevery = 2", "\nevery = 1\nkeep = 9")
 BOTH = SFT.replace("\n[checkpoint]", PPO + "\n[checkpoint]")
 ACCEPT = ("phases", "data", "optimizers")
@@ -72,9 +72,7 @@ def test_a_phase_with_a_critic_is_added(steps: int, wholes: dict[str, Path], tmp
 
 
 @pytest.mark.parametrize("steps", [2, 4])
-def test_a_phase_with_a_critic_is_removed_before_it_begins(
-    steps: int, wholes: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_phase_with_a_critic_is_removed_before_it_begins(steps: int, wholes: dict[str, Path], tmp_path: Path) -> None:
     out = copied(wholes["both"], tmp_path, steps)
     assert any(name.startswith("params.critic.") for name in tiny.tensors(out))
     done = resumed(tmp_path, SFT, out, *ACCEPT)
@@ -148,7 +146,9 @@ def test_a_trained_critic_keeps_its_shapes(wholes: dict[str, Path], tmp_path: Pa
     out = copied(wholes["both"], tmp_path, 5)
     done = resumed(tmp_path, BOTH, out, "phases", **named)
     assert done.code == 2 and len(done.err.splitlines()) == 1
-    assert "the critic has been trained, and now its parameters would be others ('trunk.layers.0.gate_up' is" in done.err
+    assert (
+        "the critic has been trained, and now its parameters would be others ('trunk.layers.0.gate_up' is" in done.err
+    )
     shutil.rmtree(out)
     out = copied(wholes["both"], tmp_path, 3)
     done = resumed(tmp_path, BOTH, out, "phases", **named)
