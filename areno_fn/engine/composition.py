@@ -26,7 +26,6 @@ from areno_fn.contracts.spec import (
 )
 from areno_fn.engine.sources import source_problems
 from areno_fn.engine.specfile.types import Path, locate, plain_copy
-from areno_fn.steps.advantages import UNSCALED
 
 _KINDS = tuple(str(kind.__struct_config__.tag) for kind in typing.get_args(OptimizerSpec))
 _FLOAT32_MAX = 3.4028234663852886e38
@@ -207,7 +206,10 @@ def _grouped(algorithm: Grouped, where: str) -> Iterator[str]:
     elif algorithm.samples == 1 and algorithm.baseline == "group":
         yield f"{where}.samples: a group of 1 is its own mean, so every advantage would be 0; use at least 2"
     if algorithm.baseline == "batch" and algorithm.scale == "group":
-        yield f"{where}.scale: {UNSCALED}; use 'batch' or 'none'"
+        yield (
+            f"{where}.scale: a deviation from the mean of the batch cannot be divided by that of its group, which is 0 where its "
+            f"rewards are equal; use 'batch' or 'none'"
+        )
 
 
 def _evaluation(spec: RunSpec) -> Iterator[str]:

@@ -10,7 +10,6 @@ from areno_fn.contracts.errors import RecordError, RewardError, SpecError
 
 SCALES = ("group", "batch", "none")
 BASELINES = ("group", "leave_one_out", "batch")
-UNSCALED = "a deviation from the mean of the batch cannot be divided by that of its group, which is 0 where its rewards are equal"
 
 
 def group_advantages(
@@ -51,7 +50,9 @@ def group_advantages(
     if baseline not in BASELINES:
         raise SpecError(f"advantage baseline {baseline!r} does not exist; choose one of {', '.join(BASELINES)}")
     if baseline == "batch" and scale == "group":
-        raise SpecError(f"{UNSCALED}; use the scale 'batch' or 'none' with the baseline 'batch'")
+        raise SpecError(
+            "with the baseline 'batch' use the scale 'batch' or 'none': a group of equal rewards has a deviation of 0 to divide by"
+        )
     _check(rewards, groups)
     _, member, counts = torch.unique(groups, return_inverse=True, return_counts=True)
     if baseline != "batch" and bool((counts == 1).any()):
