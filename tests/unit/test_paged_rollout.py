@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import attrs
@@ -17,7 +18,8 @@ from areno_fn.contracts.pages import PagedPolicy, Pages
 from areno_fn.contracts.spec import Sampling
 from areno_fn.models.decoder_forward import forward
 from areno_fn.steps.token.batching import Batch, Prompt, Sample
-from areno_fn.steps.token.graphs import buckets
+from areno_fn.steps.token.graphs import Steps, buckets
+from areno_fn.steps.token.lanes import Lanes
 from areno_fn.steps.token.paged_rollout import PagedSampler
 from areno_fn.steps.token.rollout import sampler
 
@@ -240,6 +242,47 @@ def test_what_sampler_refuses_is_refused_here() -> None:
 
 def test_a_policy_with_pages_is_known_by_its_functions() -> None:
     assert isinstance(POLICY, PagedPolicy) and isinstance(Noted(POLICY), PagedPolicy)
+
+
+class Recorded:
+    """Stands for a CUDA graph: what is captured is called again at every replay."""
+
+    def __init__(self) -> None:
+        self.replays = 0
+
+    def replay(self) -> None:
+        self.replays += 1
+
+    def pool(self) -> int:
+        return 1
+
+
+def test_a_step_is_captured_the_second_time_and_reads_weights_that_are_copied_in_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[Recorded] = []
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: made.append(Recorded()) or made[-1])
+    monkeypatch.setattr(torch.cuda, "graph", lambda *args, **fields: nullcontext())
+    lanes = Lanes(POLICY, (), PLAIN, 4, 2, torch.device("cpu"))
+    steps = Steps(lanes, POLICY.pages(PARAMS, 3, 16))
+    steps.captures = True
+    steps.load(PARAMS)
+    mine = tree.leaves(steps.params)
+    assert not {x.data_ptr() for x in mine} & {x.data_ptr() for x in tree.leaves(PARAMS)}
+    for _ in range(3):
+        steps.run(4, 0)
+    steps.run(2, 0)
+    assert [graph.replays for graph in made] == [2]
+    moved = tree.map(lambda x: x * 1.5, PARAMS)
+    steps.load(moved)
+    assert tree.equal(steps.params, moved)
+    assert all(a is b for a, b in zip(tree.leaves(steps.params), mine, strict=True))
+    steps.run(4, 0)
+    assert [graph.replays for graph in made] == [3]
+    steps.load(tree.map(lambda x: x.double(), PARAMS))
+    steps.pages = POLICY.pages(steps.params, 3, 16)
+    steps.run(4, 0)
+    assert [graph.replays for graph in made] == [3], "a graph of other weights is forgotten"
 
 
 def test_buckets_are_powers_of_two_and_all() -> None:

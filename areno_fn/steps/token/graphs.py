@@ -62,7 +62,8 @@ class Steps:
 
     def _captured(self, rows: int) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
+        # another thread may be copying a checkpoint to the host meanwhile
+        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
             self.lanes.step(self.params, self.pages, rows)
         self._memory = graph.pool()  # sizes take turns, so that one memory serves them all
         self._graphs[rows] = graph
@@ -71,5 +72,7 @@ class Steps:
 
 def _alike(mine: Any, given: Any) -> bool:
     """Whether one tree can be copied into the other."""
+    if mine is None:
+        return False
     a, b = ([(path, x.shape, x.dtype, x.device) for path, x in tree.leaves_with_path(t)] for t in (mine, given))
-    return mine is not None and a == b
+    return a == b
