@@ -164,10 +164,10 @@ def test_R3_after_an_update_nothing_of_the_old_weights_is_left() -> None:
     torch.testing.assert_close(want.logp[row, : want.lengths[row]].double(), fresh, rtol=0, atol=1e-5)
 
 
-def small(rows: int, pages: int, page_size: int = 2) -> tuple[Batch, Noted]:
+def small(rows: int, pages: int, page_size: int = 2, stop: tuple[int, ...] = ()) -> tuple[Batch, Noted]:
     noted = Noted(POLICY)
     fields = {"rows": rows, "pages": pages, "page_size": page_size, "longest": 16, "device": torch.device("cpu")}
-    batch = Batch(noted, (), Sampling(max_tokens=8), PARAMS, **fields)
+    batch = Batch(noted, stop, Sampling(max_tokens=8), PARAMS, **fields)
     batch.load(PARAMS, KEY)
     return batch, noted
 
@@ -215,6 +215,53 @@ def test_cancelling_frees_pages_at_once_and_the_prompt_is_forgotten_with_its_las
     assert batch.free_pages == 39 and batch.idle
     batch.cancel(running[1])
     assert batch.free_pages == 39 and noted.texts == [[3]]
+
+
+def drawn_alone(prompt: list[int], name: int, limit: int, stop: tuple[int, ...] = ()) -> list[int]:
+    given = Prompts(tokens=torch.tensor([prompt]), lengths=torch.tensor([len(prompt)]), ids=torch.tensor([name]))
+    out = sampler(POLICY, stop)(PARAMS, given, KEY, Sampling(max_tokens=limit))
+    return out.tokens[0, : out.lengths[0]].tolist()
+
+
+def results(batch: Batch, steps: int = 60) -> dict[int, list[int]]:
+    done = {}
+    for _ in range(steps):
+        for finished in batch.advance():
+            for row, sequence in enumerate(finished.sequences):
+                done[sequence.name] = finished.columns.tokens[row, : finished.columns.lengths[row]].tolist()
+    assert batch.idle, "it has not come to its end"
+    return done
+
+
+def test_a_sequence_that_ends_with_its_first_token_and_loses_its_page_at_once_has_ended() -> None:
+    old, young = [1] * 12, [4, 5]
+    name = next(n for n in range(100, 200) if drawn_alone(young, n, 1)[0] not in drawn_alone(old, 0, 4))
+    stop = tuple(drawn_alone(young, name, 1))
+    batch, noted = small(rows=2, pages=9, stop=stop)
+    for prompt, called, limit in ((old, 0, 4), (young, name, 8)):
+        batch.add(Sample(name=called, prompt=Prompt(tokens=prompt), limit=limit))
+    assert results(batch) == {0: drawn_alone(old, 0, 4), name: list(stop)}
+    assert noted.texts == [[12, 2]]
+
+
+def test_what_is_cancelled_writes_to_nobodys_pages() -> None:
+    batch, _ = small(rows=4, pages=40)
+    prompts_of = {n: [n + 1, n + 2, n + 3] for n in range(4)}
+    made = [Sample(name=n, prompt=Prompt(tokens=prompt), limit=8) for n, prompt in prompts_of.items()]
+    for sequence in made:
+        batch.add(sequence)
+    batch.advance()
+    batch.advance()
+    batch.cancel(made[0])
+    assert results(batch) == {n: drawn_alone(prompts_of[n], n, 8) for n in (1, 2, 3)}
+    assert batch.free_pages == 39
+
+
+def test_a_prompt_that_fills_the_cache_is_read_again_for_its_next_sample() -> None:
+    batch, noted = small(rows=1, pages=9)
+    asked(batch, [1] * 15, 3, limit=1)
+    assert results(batch) == {n: drawn_alone([1] * 15, n, 1) for n in range(3)}
+    assert noted.texts == [[15]] * 3 and batch.free_pages == 8
 
 
 def test_a_sequence_that_does_not_fit_a_batch_is_refused() -> None:

@@ -72,6 +72,19 @@ def test_R3_tokens_drawn_after_new_weights_are_those_of_the_new_weights() -> Non
         assert not torch.allclose(by["old"][4:], by["new"][4:], atol=1e-3)
 
 
+def test_R3_a_prompt_kept_for_samples_to_come_is_read_again_with_new_weights() -> None:
+    moved = tree.map(lambda x: x * 1.3, PARAMS)
+    serving = server(rows=1)
+    serving.submit([1, 2, 3], (7, 8, 9), max_tokens=1)
+    (first,) = serving.step()
+    serving.load(moved, KEY)
+    rest = serving.drain()
+    for completion, params in ((first, PARAMS), *((c, moved) for c in rest)):
+        (want,) = expected(POLICY, params, KEY, SAMPLING, [((1, 2, 3), completion.name, 1)])
+        assert same(completion, want)
+    assert len(rest) == 2 and serving.free_pages == 39
+
+
 def test_what_cannot_be_served_is_refused() -> None:
     serving = server()
     with pytest.raises(DataError, match=r"each in \[0, 61\), received \[\]"):
