@@ -245,7 +245,7 @@ def test_a_sequence_that_ends_with_its_first_token_and_loses_its_page_at_once_ha
 
 
 def test_what_is_cancelled_writes_to_nobodys_pages() -> None:
-    batch, _ = small(rows=4, pages=40)
+    batch, _ = small(rows=4, pages=20, page_size=4)
     prompts_of = {n: [n + 1, n + 2, n + 3] for n in range(4)}
     made = [Sample(name=n, prompt=Prompt(tokens=prompt), limit=8) for n, prompt in prompts_of.items()]
     for sequence in made:
@@ -253,8 +253,11 @@ def test_what_is_cancelled_writes_to_nobodys_pages() -> None:
     batch.advance()
     batch.advance()
     batch.cancel(made[0])
-    assert results(batch) == {n: drawn_alone(prompts_of[n], n, 8) for n in (1, 2, 3)}
-    assert batch.free_pages == 39
+    batch.cancel(made[1])  # whose lane stays empty, while its pages hold the next prompt
+    prompts_of[9] = [7, 6, 5, 4, 3, 2, 1, 8]
+    batch.add(Sample(name=9, prompt=Prompt(tokens=prompts_of[9]), limit=8))
+    assert results(batch) == {n: drawn_alone(prompts_of[n], n, 8) for n in (2, 3, 9)}
+    assert batch.free_pages == 19
 
 
 def test_a_prompt_that_fills_the_cache_is_read_again_for_its_next_sample() -> None:
