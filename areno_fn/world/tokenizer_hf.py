@@ -10,10 +10,10 @@ from typing import Any
 import attrs
 import jinja2
 import msgspec
-from transformers import AutoTokenizer
 
 from areno_fn.contracts.errors import CheckpointError, DataError
 from areno_fn.world.tokenizer import Messages
+from areno_fn.world.tokenizer_backend import read_backend
 
 _REFUSALS = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What a template can raise: it computes with whatever the messages hold."""
@@ -80,17 +80,15 @@ def load_hf(path: str, extra_eos: Iterable[int] = ()) -> HFTokenizer:
     """
     folder = Path(path)
     _require_files(folder)
-    try:
-        backend = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise CheckpointError(f"{folder}: transformers cannot read this tokenizer ({reason})") from error
+    read = read_backend(folder)
+    backend = read.own
     own = [] if backend.eos_token_id is None else [backend.eos_token_id]
     return HFTokenizer(
         path=str(folder),
         backend=backend,
-        vocab_size=1 + max(backend.get_vocab().values()),
-        bos_id=_leading_bos(backend),
+        vocab_size=read.vocab_size,
+        # the one that transformers itself puts before a text: a tokenizer may own one and yet not use it
+        bos_id=read.first if read.first == backend.bos_token_id else None,
         eos_ids=tuple(dict.fromkeys([*own, *extra_eos])),
     )
 
@@ -106,9 +104,3 @@ def _require_files(folder: Path) -> None:
             msgspec.json.decode(file.read_bytes() if file.is_file() else b"{}", type=dict[str, Any])
         except msgspec.DecodeError as error:
             raise CheckpointError(f"{file} is damaged: {error}") from None
-
-
-def _leading_bos(backend: Any) -> int | None:
-    """The BOS that transformers itself puts before a text: a tokenizer may own one and yet not use it."""
-    start = backend.encode("a", add_special_tokens=True)[0]
-    return start if start == backend.bos_token_id else None

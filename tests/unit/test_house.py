@@ -132,10 +132,13 @@ def test_a_module_keeps_to_the_rules(module: Path) -> None:
 USER_CODE = {"world/rewards.py", "world/rewards_call.py"}
 """Where a function that the user wrote is called, and whatever it raises is reported by row."""
 
+FOREIGN = {"world/tokenizer_backend.py"}
+"""Where a library reads a user's files that raises plain `Exception` for what is wrong with them."""
+
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda m: str(m.relative_to(PACKAGE)))
 def test_a_module_catches_only_what_it_names(module: Path) -> None:
-    if str(module.relative_to(PACKAGE)) not in USER_CODE:
+    if str(module.relative_to(PACKAGE)) not in USER_CODE | FOREIGN:
         assert swallowed(module.read_text()) == []
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -139,6 +140,38 @@ def test_truncated_tokenizer_file(tmp_path: Path, keep: float) -> None:
     file.write_bytes(data[: int(len(data) * keep)])
     with pytest.raises(CheckpointError, match=r"tokenizer\.json is damaged"):
         load_hf(str(tmp_path))
+
+
+CONFIG = {"model_type": "qwen3", "vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("config.json", "pad_token_id", "x"),
+        ("config.json", "pad_token_id", [1]),
+        ("config.json", "bos_token_id", [1]),
+        ("config.json", "use_cache", "x"),
+        ("config.json", "layer_types", []),
+        ("config.json", "torch_dtype", "x"),
+        ("config.json", "torch_dtype", []),
+        ("config.json", "id2label", [1]),
+        ("tokenizer_config.json", "tokenizer_class", 1),
+        ("tokenizer_config.json", "model_max_length", "x"),
+        ("tokenizer.json", "version", 1),
+        ("tokenizer.json", "added_tokens", [1]),
+        ("tokenizer.json", "model", {"type": "BPE", "vocab": {}, "merges": []}),
+    ],
+)
+def test_a_file_whose_value_no_library_can_use_is_one_sentence(
+    name: str, field: str, value: Any, tmp_path: Path
+) -> None:
+    file = byte_level(tmp_path) / name
+    content = json.loads(file.read_text()) if file.exists() else CONFIG
+    file.write_text(json.dumps({**content, field: value}))
+    with pytest.raises(CheckpointError, match="transformers cannot read this tokenizer") as caught:
+        load_hf(str(tmp_path))
+    assert len(str(caught.value).splitlines()) == 1 and str(tmp_path) in str(caught.value)
 
 
 def test_no_chat_template(tmp_path: Path) -> None:
