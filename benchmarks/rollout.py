@@ -1,7 +1,7 @@
 """Tokens a second of a rollout, against transformers' `generate` and against what memory allows, in one process.
 
     python -m benchmarks.rollout [--sequences 256] [--prompt 128] [--new 256] [--samples 1] [--repeats 5]
-                                 [--peers static dynamic] [--kernels] [--profile] [--json rollout.json]
+                                 [--peers static dynamic] [--kernels] [--tune] [--profile] [--json rollout.json]
 
 Random weights in bf16 (float32 on a CPU), no stop token, sampling at temperature 1 from the whole vocabulary. The peer is
 `Qwen3ForCausalLM.generate` with the same weights' shape and a static cache, whose decoding transformers compiles. The floor
@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib
+import itertools
 import json
 import statistics
 import time
@@ -66,6 +68,8 @@ def main() -> None:
         print(f"areno_fn / {line['name']} {lines[1]['tokens_per_second'] / line['tokens_per_second']:.2f}")
     if options.kernels:
         lines += _kernels(copy)
+    if options.tune:
+        _tune()
     if options.json:
         with open(options.json, "w") as file:
             json.dump({"device": name, "copy": copy, "options": vars(options), "lines": lines}, file, indent=1)
@@ -82,6 +86,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--peers", nargs="*", choices=("static", "dynamic"), default=["static"])
     parser.add_argument("--kernels", action="store_true", help="also time the kernels at the shapes they run at")
+    parser.add_argument("--tune", action="store_true", help="also try other tiles of both kernels")
     parser.add_argument("--profile", action="store_true", help="also print where the time of a rollout goes")
     parser.add_argument("--json")
     return parser.parse_args()
@@ -187,6 +192,35 @@ def _kernels(copy: float) -> list[dict[str, Any]]:
         moved = sample_cases.floor(case).bytes
         line(f"sample {case.sizes} {case.variant}", lambda p=positional, r=rules: sample(*p, **r), moved)
     return lines
+
+
+def _tune() -> None:
+    """Times of both kernels at their first hot shape with other tiles, the fastest first."""
+    attention, case = attention_cases.HOT[0], sample_cases.HOT[0]
+    given, keywords = attention_cases.build(attention, torch.device("cuda"))
+    _try(
+        "paged_attention",
+        {"PLACES": (32, 64, 128), "WARPS": (2, 4, 8), "STAGES": (2, 3, 4)},
+        lambda: paged_attention(*given, **keywords),
+    )
+    drawn, rules = sample_cases.build(case, torch.device("cuda"))
+    tiles = {"COLUMNS": (1024, 2048, 4096), "WARPS": (4, 8), "PROGRAMS": (1024, 2048, 8192)}
+    _try("sample", tiles, lambda: sample(*drawn, **rules))
+
+
+def _try(kernel: str, choices: dict[str, tuple[int, ...]], run: Callable[[], Any]) -> None:
+    module = importlib.import_module(f"areno_fn.kernels.{kernel}.triton")
+    kept = {name: getattr(module, name) for name in choices}
+    times = {}
+    for values in itertools.product(*choices.values()):
+        for name, value in zip(choices, values, strict=True):
+            setattr(module, name, value)
+        times[values] = _launched(run)
+    for name, value in kept.items():
+        setattr(module, name, value)
+    print(f"{kernel}, {', '.join(choices)}; now {tuple(kept.values())} {times[tuple(kept.values())] * 1e6:.1f} us")
+    for values in sorted(times, key=times.__getitem__)[:6]:
+        print(f"    {values} {times[values] * 1e6:.1f} us", flush=True)
 
 
 def _launched(run: Callable[[], Any], repeats: int = 30) -> float:

@@ -17,7 +17,7 @@ import triton.language as tl
 
 from areno_fn.kernels.launch import ROUNDING, on_device_of, wide
 
-COLUMNS = 2048
+COLUMNS, WARPS = 2048, 8
 PROGRAMS = 2048
 """Programs that keep the largest chip busy."""
 _NOBODY = tl.constexpr(1 << 62)
@@ -42,7 +42,7 @@ def forward(
     rules = temperature > 0 and (0 < top_k < size or top_p < 1 or min_p > 0)
     shared = {
         "TEMPERATURE": float(temperature), "LOWEST": torch.finfo(dtype).min, "WIDE": wide(logits),
-        "COLUMNS": min(COLUMNS, triton.next_power_of_2(size)), "num_warps": 8, **ROUNDING,
+        "COLUMNS": min(COLUMNS, triton.next_power_of_2(size)), "num_warps": WARPS, **ROUNDING,
     }  # fmt: skip
     if not count:
         return tokens, logp, kept
