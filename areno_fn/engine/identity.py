@@ -21,7 +21,8 @@ from areno_fn.engine.optimizers import Mover
 from areno_fn.engine.phases import PhasePlan
 from areno_fn.engine.rewards import models_of
 from areno_fn.engine.told import told
-from areno_fn.steps.joins import Stage, stage_name
+from areno_fn.steps.joins import stage_name
+from areno_fn.steps.recipes import Losses
 from areno_fn.world.rewards import Reward
 
 _UNSAID = {
@@ -40,7 +41,7 @@ def identity_of(
     spec: RunSpec,
     model: ModelPlan,
     phases: Sequence[PhasePlan],
-    losses: Mapping[str, Stage],
+    losses: Mapping[str, Losses],
     stop: Sequence[int] = (),
     movers: Mapping[str, Mover | Mapping[str, Mover]] | None = None,
     critic: CriticPlan | None = None,
@@ -58,7 +59,7 @@ def identity_of(
         critic: the role that estimates values, where there is one.
         ending: rewards of the evaluation, where a score of it ends a phase.
     """
-    named = {name: stage_name(loss) for name, loss in losses.items()}
+    named = {name: _called(loss) for name, loss in losses.items()}
     contents = _contents([*(phase.rewards for phase in phases), ending])
     return RunIdentity(
         family=model.family.name,
@@ -141,6 +142,10 @@ def _by_role(phase: Phase, full: bool) -> Any:
     """The optimizers of a phase; their order does not matter."""
     ordered = sorted(phase.optimizers, key=lambda optimizer: optimizer.role)
     return {optimizer.role: optimizer for optimizer in ordered} if full else ordered
+
+
+def _called(loss: Losses) -> Any:
+    return {role: stage_name(one) for role, one in loss.items()} if isinstance(loss, Mapping) else stage_name(loss)
 
 
 def _named(mover: Mover | Mapping[str, Mover]) -> Any:

@@ -22,7 +22,6 @@ from areno_fn.engine.residency import Residency
 from areno_fn.engine.rewards import Loaded, load_all, require_room
 from areno_fn.steps import recipes
 from areno_fn.steps.compose import View
-from areno_fn.steps.joins import Stage
 from areno_fn.steps.variants import AVERAGE, ema_params
 from areno_fn.world.data import read_all, source_names
 from areno_fn.world.data_row import Row
@@ -91,7 +90,7 @@ def plan_phase(
     tokenizer: Tokenizer,
     stop: tuple[int, ...],
     moved: Trained,
-    loss: Stage | None,
+    loss: recipes.Losses | None,
     view: View,
     loaded: Loaded,
     mover: Mover | Mapping[str, Mover] | None = None,
@@ -103,7 +102,7 @@ def plan_phase(
 
     Args:
         moved: the trained parameters.
-        loss: a stage that takes the place of the algorithm's own.
+        loss: a stage that takes the place of the algorithm's own, or such by role.
         view: from the parameters of all roles to what the policy takes.
         loaded: what rewards are made with, shared by all phases and the evaluation.
         mover: `(init, update)` that takes the place of the phase's optimizers, or some by role.

@@ -32,8 +32,7 @@ from areno_fn.engine.place import at
 from areno_fn.engine.rewards import Loaded, load_all, require_room
 from areno_fn.engine.specfile import check
 from areno_fn.models import adapters
-from areno_fn.steps.joins import Stage
-from areno_fn.steps.recipes import CRITIC
+from areno_fn.steps.recipes import CRITIC, Losses
 from areno_fn.steps.token.rollout import sampler
 from areno_fn.world import tokenizer as tokenizers
 from areno_fn.world.data import read_all
@@ -63,6 +62,7 @@ class Plan:
         merged: holds merged weights to draw with; None where the policy draws with what it trains.
         roles: who owns which parameters.
         identity: what a checkpoint must have in common with this run to continue it.
+        own: which arguments of `plan` replaced parts of the algorithms, which no specification tells.
     """
 
     spec: RunSpec
@@ -78,6 +78,7 @@ class Plan:
     roles: RoleLayout
     identity: RunIdentity
     merged: Derived[Any] | None = None
+    own: tuple[str, ...] = ()
 
     def drawn_with(self, params: Mapping[str, Any]) -> Any:
         """What the policy takes to draw completions."""
@@ -102,15 +103,16 @@ class Plan:
 
 def plan(
     spec: RunSpec,
-    losses: Mapping[str, Stage] | None = None,
+    losses: Mapping[str, Losses] | None = None,
     optimizers: Mapping[str, Mover | Mapping[str, Mover]] | None = None,
 ) -> Plan:
     """Makes a plan, or refuses in one sentence per problem.
 
     Args:
         spec: what to do.
-        losses: by phase name, a stage that takes the place of the algorithm's own loss: `Actions -> Sums` in a
-            GRPO or GSPO phase, `Comparisons -> Sums` in a DPO phase, `Scores -> Sums` in an SFT phase.
+        losses: by phase name, a stage that takes the place of the algorithm's own loss: `Actions -> Sums` in a GRPO, GSPO or
+            PPO phase, `Comparisons -> Sums` in a DPO phase, `Scores -> Sums` in an SFT phase; or such by role,
+            `Estimates -> Sums` for the critic.
         optimizers: by phase name, a `Transform` or a pair `(init, update)` that takes the place of all that the phase's
             `optimizers` say, or such by role; its updates are added to the parameters.
 
@@ -164,6 +166,7 @@ def plan(
         rollout=sampler(model.policy, stop),
         roles=finetune.roles if critic is None else RoleLayout(roles=(*finetune.roles.roles, critic.role)),
         identity=identity_of(spec, model, phases, losses, stop, optimizers, critic, ending),
+        own=tuple(name for name, given in (("losses", losses), ("optimizers", optimizers)) if given),
         merged=merged,
     )
 

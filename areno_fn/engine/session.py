@@ -34,7 +34,7 @@ from areno_fn.engine.recorder import open_recorder
 from areno_fn.engine.rewards import ModelJudge, models_of
 from areno_fn.engine.specfile import read, write
 from areno_fn.engine.start import initial_state, require_same_run, resumed_state
-from areno_fn.steps.joins import Stage
+from areno_fn.steps.recipes import Losses
 from areno_fn.world.display import Display, open_display
 from areno_fn.world.rewards import Reward, rehearse
 
@@ -47,7 +47,7 @@ def run(
     *,
     resume: bool = False,
     overwrite: bool = False,
-    losses: Mapping[str, Stage] | None = None,
+    losses: Mapping[str, Losses] | None = None,
     optimizers: Mapping[str, Mover | Mapping[str, Mover]] | None = None,
     accept: Sequence[str] = (),
 ) -> int:
@@ -72,7 +72,7 @@ def run(
     with prepare(spec.out, resume=resume, overwrite=overwrite) as outputs, closing(open_display()) as display:
         state = _train(made, outputs, display, resume, accept)
         if state.cursor.phase < len(made.phases):
-            display.message(f"stopped after step {state.cursor.total}; {_how_to_go_on(outputs)}")
+            display.message(f"stopped after step {state.cursor.total}; {_how_to_go_on(made, outputs)}")
             return STOPPED
         _finish(made, outputs, state, display)
         return 0
@@ -84,14 +84,16 @@ def describe(spec: RunSpec, *, resume: bool = False, overwrite: bool = False, ac
     Every reward is asked once, by `areno_fn.world.rewards.rehearse`.
     """
     _check_accept(accept, resume)
+    made = plan(spec)
+    # after everything else: a folder that holds a run must not hide what is wrong with the specification
     outputs = inspect(spec.out, resume=resume, overwrite=overwrite)
     require_apart(spec, overwrite=overwrite)
-    made = plan(spec)
     checkpoint = latest(outputs.checkpoints) if resume else None
     if checkpoint is not None:
         require_same_run(made, checkpoint, _recorded(outputs), accept)
     lines = [f"{spec.name}: {made.model.family.name} on {made.device}, seed {spec.seed}, out {spec.out}"]
-    lines.append(f"  trained: {made.finetune.describe()}")
+    beside = "" if made.critic is None else f", and a critic of {made.critic.size:,}"
+    lines.append(f"  trained: {made.finetune.describe()}{beside}")
     for phase in made.phases:
         kind = phase.spec.algorithm
         contract = kind.execution
@@ -151,7 +153,7 @@ def _train(made: Plan, outputs: Outputs, display: Display, resume: bool, accept:
                 raise
     except (DivergenceError, RewardError):
         if latest(outputs.checkpoints) is not None:
-            display.message(f"stopped by an error; when it is mended, {_how_to_go_on(outputs)}")
+            display.message(f"stopped by an error; when it is mended, {_how_to_go_on(made, outputs)}")
         raise
     finally:
         recorder.close()
@@ -193,7 +195,10 @@ def _recorded(outputs: Outputs) -> RunSpec | None:
         return None
 
 
-def _how_to_go_on(outputs: Outputs) -> str:
+def _how_to_go_on(made: Plan, outputs: Outputs) -> str:
+    if made.own:
+        given = ", ".join(f"{name}=..." for name in made.own)
+        return f"continue with the call that started it and resume=True: af.train(spec, {given}, resume=True)"
     return f"continue with: python -m areno_fn.run {shlex.quote(str(outputs.spec))} --resume"
 
 

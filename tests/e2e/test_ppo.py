@@ -12,7 +12,9 @@ import transformers
 from e2e import tiny
 from e2e.test_kill import Killed, die_after
 
+import areno_fn as af
 from areno_fn.ckpt.manifest import read_manifest
+from areno_fn.contracts.errors import JoinError, SpecError
 from areno_fn.contracts.roles import Role
 
 SPEC = tiny.ROOT / "specs/ppo.toml"
@@ -178,6 +180,40 @@ def test_a_critic_of_other_tokens_is_refused(tmp_path: Path) -> None:
     assert done.code == 2 and "has another tokenizer than the run" in done.err
 
 
+def test_losses_and_optimizers_of_ones_own_are_given_by_role_and_said_to_be_needed_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = {**SHORT, "out": str(tmp_path / "out"), "log__tensorboard": False}
+    spec = af.read_spec(
+        str(SPEC), [word for word in tiny.changes({n.replace("__", "."): v for n, v in changes.items()})[1::2]]
+    )
+    asked: list[str] = []
+
+    def absolute(estimates: af.Estimates) -> af.Sums:
+        asked.append("critic")
+        errors = (estimates.value - estimates.returns).abs()
+        total, weight = af.aggregate(errors, estimates.weight, estimates.segments, estimates.documents, "token_mean")
+        return af.Sums(total=total, weight=weight, stats={}, peaks={})
+
+    def update(gradient: Any, state: Any, params: Any) -> Any:
+        asked.append("optimizer")
+        return af.tree.map(lambda g: -1e-3 * g, gradient), state
+
+    given = {"losses": {"ppo": {"critic": absolute}}, "optimizers": {"ppo": {"critic": (lambda params: (), update)}}}
+    assert af.train(spec, **given) == 0
+    assert {"critic", "optimizer"} <= set(asked)
+    plan = af.plan(spec, **given)
+    assert plan.own == ("losses", "optimizers")
+    with pytest.raises(
+        SpecError, match="a loss was given for 'judge', but the roles that are trained are actor, critic"
+    ):
+        af.plan(spec, losses={"ppo": {"judge": absolute}})
+    with pytest.raises(JoinError, match="absolute takes Estimates"):
+        af.plan(spec, losses={"ppo": {"actor": absolute}})
+    assert capsys.readouterr().err == ""
+
+
 def test_a_dry_run_says_what_moves_each_role(tmp_path: Path) -> None:
     done = tiny.run(SPEC, tmp_path / "out", "--dry-run")
+    assert ", and a critic of " in done.out
     assert "actor is moved by adamw (" in done.out and "critic is moved by adamw (" in done.out

@@ -114,6 +114,7 @@ def test_the_guide_to_roles_runs_and_its_settings_are_those_of_a_specification(
     assert isinstance(state, af.TrainState) and isinstance(metrics, dict)
     assert state.counters.optimizer_step == 3
     assert {"critic/loss", "train/loss", "critic/lr", "train/lr"} <= metrics.keys()
+    assert metrics["critic/loss"] > 0 and metrics["critic/grad_norm"] > 0 and metrics["train/grad_norm"] > 0
     (settings,) = blocks("docs/roles.md", "toml")
     table = tomllib.loads(settings)["phases"]
     assert msgspec.convert(table["algorithm"], PPO).critic.updates == 2

@@ -6,15 +6,26 @@ metrics. What has effects (drawing rows, asking rewards, writing files) happens 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
 
+from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.execution import DATASET_NONE, GENERATION_REWARD, ExecutionContract
 from areno_fn.contracts.spec import DPO, GRPO, GSPO, PPO, SFT, AlgorithmSpec, Sampled
 from areno_fn.steps.joins import Stage
-from areno_fn.steps.recipes.algorithm import ACTOR, CRITIC, REFERENCE, SHELVES, Algorithm, Materials, actor, critic
+from areno_fn.steps.recipes.algorithm import (
+    ACTOR,
+    CRITIC,
+    REFERENCE,
+    SHELVES,
+    Algorithm,
+    Losses,
+    Materials,
+    actor,
+    critic,
+)
 from areno_fn.steps.recipes.ppo import ppo
 from areno_fn.steps.recipes.sampled import grpo, gspo
 from areno_fn.steps.recipes.supervised import dpo, sft
@@ -27,6 +38,7 @@ __all__ = [
     "REFERENCE",
     "SHELVES",
     "Algorithm",
+    "Losses",
     "Materials",
     "Recipe",
     "actor",
@@ -45,7 +57,7 @@ class Recipe:
     """An algorithm's builder and the contract it was written for."""
 
     execution: ExecutionContract
-    build: Callable[[Any, Materials, Stage | None], Algorithm]
+    build: Callable[[Any, Materials, Mapping[str, Stage]], Algorithm]
 
 
 RECIPES: dict[type[AlgorithmSpec], Recipe] = {
@@ -64,13 +76,20 @@ for _spec, _recipe in RECIPES.items():
         )
 
 
-def build(spec: AlgorithmSpec, materials: Materials, loss: Stage | None = None) -> Algorithm:
-    """The algorithm of a specification, with its own loss or with one given.
+def build(spec: AlgorithmSpec, materials: Materials, loss: Losses | None = None) -> Algorithm:
+    """The algorithm of a specification, with its own losses or with those given: one for the actor, or some by role.
 
     Raises:
         JoinError: the loss does not take what the algorithm's score stage returns, or does not return `Sums`.
+        SpecError: a loss is for a role that is not trained.
     """
-    algorithm = RECIPES[type(spec)].build(spec, materials, loss)
+    given = loss if isinstance(loss, Mapping) else {} if loss is None else {ACTOR: loss}
+    for role in given:
+        if role not in spec.roles:
+            raise SpecError(
+                f"a loss was given for {role!r}, but the roles that are trained are {', '.join(spec.roles)}"
+            )
+    algorithm = RECIPES[type(spec)].build(spec, materials, given)
     every = spec.reference_every if isinstance(spec, DPO | Sampled) else 0
     if not every:
         return algorithm

@@ -17,6 +17,7 @@ from areno_fn.contracts.record import replace
 from areno_fn.contracts.spec import EMA
 from areno_fn.contracts.state import TrainState
 from areno_fn.steps.compose import Objective, View, train_step
+from areno_fn.steps.joins import Stage
 from areno_fn.steps.optimizers.master import continued
 from areno_fn.steps.variants import AVERAGE, Shelf, averaging, followed, snapshot
 
@@ -25,6 +26,12 @@ CRITIC = "critic"
 REFERENCE = "reference"
 SHELVES: Mapping[str, Shelf] = MappingProxyType({REFERENCE: Shelf(put=snapshot), AVERAGE: Shelf()})
 """Snapshots that lie beside the parameters."""
+
+Losses = Stage | Mapping[str, Stage]
+"""A loss of one's own, which is the actor's, or losses by role."""
+
+NO_LOSSES: Mapping[str, Stage] = MappingProxyType({})
+"""By role, no loss of one's own."""
 
 Update = Callable[[TrainState, Any], tuple[TrainState, Metrics]]
 """`(state, batch) -> (state, metrics)`."""

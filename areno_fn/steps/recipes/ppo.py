@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from areno_fn.contracts.actions import Metrics
@@ -14,7 +16,7 @@ from areno_fn.steps.joins import Stage
 from areno_fn.steps.kl_control import adapted_kl_coef
 from areno_fn.steps.objectives.kl import kl
 from areno_fn.steps.objectives.value import value_clipped
-from areno_fn.steps.recipes.algorithm import CRITIC, Algorithm, Materials, beginning, moving
+from areno_fn.steps.recipes.algorithm import ACTOR, CRITIC, NO_LOSSES, Algorithm, Materials, beginning, moving
 from areno_fn.steps.recipes.sampled import counted_places, iterated, recalling, sampling_of, surrogate_of, updates_of
 from areno_fn.steps.returns import explained_variance, gae, terminal_rewards, whiten
 from areno_fn.steps.token.experience import drawn_places, experience, over_completions
@@ -30,7 +32,7 @@ ITERATIONS = "ppo_iterations"
 """The control that counts the iterations of the phase; in the first of them the critic is trained alone."""
 
 
-def ppo(spec: PPO, materials: Materials, loss: Stage | None = None) -> Algorithm:
+def ppo(spec: PPO, materials: Materials, losses: Mapping[str, Stage] = NO_LOSSES) -> Algorithm:
     """Proximal policy optimization: the advantage of every token, by a critic that is trained beside the actor.
 
     An iteration draws completions, takes the KL of every token from its reward, estimates advantages and returns
@@ -38,13 +40,14 @@ def ppo(spec: PPO, materials: Materials, loss: Stage | None = None) -> Algorithm
     Values, old log-probabilities, advantages and returns are data, recorded before the first of them.
 
     Args:
-        loss: a stage `Actions -> Sums` for the actor instead of the clipped surrogate.
+        losses: for the actor, a stage `Actions -> Sums` instead of the clipped surrogate; for the critic, a stage
+            `Estimates -> Sums` instead of the clipped value loss.
     """
     policy = materials.policy
     judging = materials.critic_policy or policy
-    move_actor = moving(pipeline(act(policy, spec.sampling), loss or surrogate_of(spec)), materials)
+    move_actor = moving(pipeline(act(policy, spec.sampling), losses.get(ACTOR) or surrogate_of(spec)), materials)
     move_critic = train_step(
-        pipeline(estimate(judging), value_clipped(spec.critic.clip, coef=spec.critic.coef)),
+        pipeline(estimate(judging), losses.get(CRITIC) or value_clipped(spec.critic.clip, coef=spec.critic.coef)),
         materials.optimizers[CRITIC],
         role=CRITIC,
         view=materials.critic_view,

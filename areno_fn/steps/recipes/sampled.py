@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from areno_fn.steps.joins import Stage
 from areno_fn.steps.objectives.clipped import clipped
 from areno_fn.steps.objectives.kl import kl
 from areno_fn.steps.objectives.sequence import sequence_clipped
-from areno_fn.steps.recipes.algorithm import Algorithm, Materials, beginning, moving, start_of
+from areno_fn.steps.recipes.algorithm import ACTOR, NO_LOSSES, Algorithm, Materials, beginning, moving, start_of
 from areno_fn.steps.returns import gae, terminal_rewards, whiten
 from areno_fn.steps.token.experience import completion_kl, drawn_places, experience, minibatches, over_completions
 from areno_fn.steps.token.report import describe, mean_metrics
@@ -27,7 +27,7 @@ from areno_fn.steps.token.rollout import sampler
 from areno_fn.steps.token.score import act, reference_logp
 
 
-def grpo(spec: GRPO, materials: Materials, loss: Stage | None = None) -> Algorithm:
+def grpo(spec: GRPO, materials: Materials, losses: Mapping[str, Stage] = NO_LOSSES) -> Algorithm:
     """Group relative policy optimization (DeepSeekMath, arXiv 2402.03300, with the choices of DAPO as options).
 
     Every iteration draws `samples` completions a prompt, takes the reward's deviation from a baseline as the
@@ -35,16 +35,16 @@ def grpo(spec: GRPO, materials: Materials, loss: Stage | None = None) -> Algorit
     recorded while sampling.
 
     Args:
-        loss: a stage `Actions -> Sums` instead of the clipped surrogate.
+        losses: for the actor, a stage `Actions -> Sums` instead of the clipped surrogate.
     """
-    return _policy_gradient(spec, materials, loss or surrogate_of(spec))
+    return _policy_gradient(spec, materials, losses.get(ACTOR) or surrogate_of(spec))
 
 
-def gspo(spec: GSPO, materials: Materials, loss: Stage | None = None) -> Algorithm:
+def gspo(spec: GSPO, materials: Materials, losses: Mapping[str, Stage] = NO_LOSSES) -> Algorithm:
     """Group sequence policy optimization (arXiv 2507.18071): as `grpo`, with one ratio and one term a completion.
 
     Args:
-        loss: a stage `Actions -> Sums` instead of the surrogate.
+        losses: for the actor, a stage `Actions -> Sums` instead of the surrogate.
     """
     surrogate = sequence_clipped(
         low=spec.clip_low,
@@ -53,7 +53,7 @@ def gspo(spec: GSPO, materials: Materials, loss: Stage | None = None) -> Algorit
         kl_estimator=spec.kl_estimator,
         importance_cap=spec.importance_cap,
     )
-    return _policy_gradient(spec, materials, loss or surrogate)
+    return _policy_gradient(spec, materials, losses.get(ACTOR) or surrogate)
 
 
 def _policy_gradient(spec: GRPO | GSPO, materials: Materials, loss: Stage) -> Algorithm:

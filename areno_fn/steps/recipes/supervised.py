@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from areno_fn.contracts.actions import Metrics
@@ -12,17 +14,17 @@ from areno_fn.steps.compose import pipeline
 from areno_fn.steps.joins import Stage
 from areno_fn.steps.objectives.cross_entropy import cross_entropy
 from areno_fn.steps.objectives.preference import preference
-from areno_fn.steps.recipes.algorithm import Algorithm, Materials, beginning, moving, start_of
+from areno_fn.steps.recipes.algorithm import ACTOR, NO_LOSSES, Algorithm, Materials, beginning, moving, start_of
 from areno_fn.steps.token.score import compare, reference_logp, score
 
 
-def sft(spec: SFT, materials: Materials, loss: Stage | None = None) -> Algorithm:
+def sft(spec: SFT, materials: Materials, losses: Mapping[str, Stage] = NO_LOSSES) -> Algorithm:
     """Supervised fine-tuning: minimise the negative log-likelihood of response tokens.
 
     Args:
-        loss: a stage `Scores -> Sums` instead of the cross entropy.
+        losses: for the actor, a stage `Scores -> Sums` instead of the cross entropy.
     """
-    loss = loss or cross_entropy(spec.aggregation, constant=float(materials.max_length))
+    loss = losses.get(ACTOR) or cross_entropy(spec.aggregation, constant=float(materials.max_length))
     objective = pipeline(score(materials.policy, Sampling()), loss)
     update = moving(objective, materials)
 
@@ -32,16 +34,16 @@ def sft(spec: SFT, materials: Materials, loss: Stage | None = None) -> Algorithm
     return Algorithm(begin=beginning(materials, keep_reference=False), sample=None, step=step)
 
 
-def dpo(spec: DPO, materials: Materials, loss: Stage | None = None) -> Algorithm:
+def dpo(spec: DPO, materials: Materials, losses: Mapping[str, Stage] = NO_LOSSES) -> Algorithm:
     """Direct preference optimization: raise what is preferred over what is not, relative to the phase's start.
 
     The reference is the policy that the phase starts from, until `reference_every` renews it. What it says of a pair
     does not change meanwhile, so it is part of the batch, and `refer` says it.
 
     Args:
-        loss: a stage `Comparisons -> Sums` instead of the specification's loss.
+        losses: for the actor, a stage `Comparisons -> Sums` instead of the specification's loss.
     """
-    loss = loss or preference(spec.beta, loss=spec.loss, label_smoothing=spec.label_smoothing)
+    loss = losses.get(ACTOR) or preference(spec.beta, loss=spec.loss, label_smoothing=spec.label_smoothing)
     objective = pipeline(compare(materials.policy, Sampling()), loss)
     update = moving(objective, materials)
     refer = reference_logp(materials.policy, Sampling())
