@@ -183,10 +183,8 @@ def test_a_critic_of_other_tokens_is_refused(tmp_path: Path) -> None:
 def test_losses_and_optimizers_of_ones_own_are_given_by_role_and_said_to_be_needed_to_go_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    changes = {**SHORT, "out": str(tmp_path / "out"), "log__tensorboard": False}
-    spec = af.read_spec(
-        str(SPEC), [word for word in tiny.changes({n.replace("__", "."): v for n, v in changes.items()})[1::2]]
-    )
+    values = {name.replace("__", "."): value for name, value in {**SHORT, "out": str(tmp_path / "out")}.items()}
+    spec = af.read_spec(str(SPEC), tiny.changes(values)[1::2])
     asked: list[str] = []
 
     def absolute(estimates: af.Estimates) -> af.Sums:
