@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import torch.utils._pytree as pytree
 
@@ -168,9 +169,21 @@ def _leaf_difference(a: Any, b: Any) -> str | None:
         different = (bits(a) != bits(b)).reshape(a.numel(), -1).any(dim=1) if a.numel() else torch.zeros(0)
         count = int(different.sum())
         return f"{count} of {a.numel()} elements differ" if count else None
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return _array_difference(a, b)
     if isinstance(a, float) and isinstance(b, float):
         return None if repr(a) == repr(b) else f"{a!r} against {b!r}"
     return None if type(a) is type(b) and a == b else f"{a!r} against {b!r}"
+
+
+def _array_difference(a: np.ndarray, b: np.ndarray) -> str | None:
+    """The same for arrays of numpy, which are leaves too."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return f"{a.dtype} {a.shape} against {b.dtype} {b.shape}"
+    if a.tobytes() == b.tobytes():
+        return None
+    different = sum(x.tobytes() != y.tobytes() for x, y in zip(a.reshape(-1), b.reshape(-1), strict=True))
+    return f"{different} of {a.size} elements differ" if different else None
 
 
 def _structure_difference(first: Tree, second: Tree) -> str | None:

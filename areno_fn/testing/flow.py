@@ -12,6 +12,7 @@ from areno_fn.contracts.flow_policy import FlowPolicy
 from areno_fn.contracts.key import Key
 from areno_fn.steps.flow.sample import flow_sampler
 from areno_fn.steps.flow.score import act_flow, denoising
+from areno_fn.testing.sizes import require_some
 
 
 def trajectory_matches_training(
@@ -50,7 +51,10 @@ def trajectory_matches_training(
     Raises:
         AssertionError: names the step, the row and both numbers.
         RecordError: no step has noise.
+        ValueError: there is no prompt, or no sample of one.
     """
+    made = prompts.ids.shape[0] * samples
+    require_some(made, "no sample is drawn", "give trajectory_matches_training a prompt and samples of 1 at least")
     rollout, score = flow_sampler(policy, process), act_flow(policy)
     drawn: Trajectory = rollout(params, prompts, key, schedule, levels, samples=samples)
     advantages = torch.zeros(drawn.ids.shape[0], device=drawn.ids.device)

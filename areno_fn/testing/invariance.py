@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from areno_fn import tree
 from areno_fn.contracts.actions import Sums
 from areno_fn.contracts.key import Key
 from areno_fn.random import permutation
 from areno_fn.steps.compose import accumulate
 from areno_fn.testing import rows as batches
 from areno_fn.testing.rows import Take
+from areno_fn.testing.sizes import deviation, floating, require_finite, require_some, widened
 
 _MORAL = "an objective returns Sums of a numerator and a denominator and never divides"
 
@@ -29,6 +29,8 @@ def exact_under_split(
 
     Then the quotient that an update follows cannot depend on micro-batches or ranks. An objective that
     returns a mean in place of a sum fails. For the batches of the library `accumulation_invariant` makes the parts.
+    Parameters in less than float32 are taken to float32 first, as in all laws of this kind: in bfloat16 the gradient of
+    every part is rounded by itself, and no tolerance could tell that from a mistake.
 
     Args:
         objective: `(params, batch) -> Sums`.
@@ -38,8 +40,11 @@ def exact_under_split(
         tolerance: largest deviation, relative to the largest element of what is compared.
 
     Raises:
-        AssertionError: names what differs and in which split.
+        AssertionError: names what differs and in which split, or what is not finite.
+        ValueError: there is no split, or nothing in the batch counts.
     """
+    others = sum(len(parts) != 1 or parts[0] is not whole for parts in splits)
+    require_some(others, "no split was given but the whole itself", "give exact_under_split the parts of a batch")
     variants = [(f"split {number} into {len(parts)} parts", parts) for number, parts in enumerate(splits)]
     _compare(objective, params, whole, variants, tolerance, _MORAL)
 
@@ -56,7 +61,7 @@ def accumulation_invariant(
 ) -> float:
     """The gradient, the loss and every statistic are the same in one micro-batch as in several.
 
-    What is compared is what training computes: `accumulate` over the parts.
+    What is compared is what training computes: `accumulate` over the parts, with parameters in float32 at least.
 
         laws.accumulation_invariant(pipeline(score(policy, Sampling()), my_loss), params, packed)
 
@@ -64,7 +69,7 @@ def accumulation_invariant(
         objective: `(params, batch) -> Sums`.
         params: a tree of tensors.
         batch: `PackedTokens`, `Experience` or `Pairs`, of at least as many rows as the largest split.
-        splits: into how many micro-batches it is cut.
+        splits: into how many micro-batches it is cut; one of them is above 1.
         tolerance: largest deviation, relative to the largest element of what is compared.
         take: `(batch, rows) -> batch`, for a batch of another type.
         rows: how many rows such a batch has.
@@ -73,9 +78,10 @@ def accumulation_invariant(
         The largest deviation of the gradient that was found, relative in the same way.
 
     Raises:
-        AssertionError: names what differs and in which split.
-        ValueError: there are fewer rows than micro-batches.
+        AssertionError: names what differs and in which split, or what is not finite.
+        ValueError: there are fewer rows than micro-batches, no split above 1, or nothing in the batch counts.
     """
+    require_some(sum(n > 1 for n in splits), f"splits={tuple(splits)} cuts nothing", "give it a number above 1")
     order = range(batches.count(batch) if rows is None else rows)
     cut = [(f"a split into {n} micro-batches", batches.parts(batch, order, n, take)) for n in splits]
     return _compare(objective, params, batch, cut, tolerance, _MORAL)
@@ -110,9 +116,10 @@ def permutation_invariant(
         The largest deviation of the gradient that was found, relative in the same way.
 
     Raises:
-        AssertionError: names what differs and in which order.
-        ValueError: there are fewer rows than orders, or a single one.
+        AssertionError: names what differs and in which order, or what is not finite.
+        ValueError: there are fewer rows than orders, a single one, no order, or nothing in the batch counts.
     """
+    require_some(orders, f"orders={orders} tries none", "give it 1 at least")
     number = batches.count(batch) if rows is None else rows
     if number < 2:
         raise ValueError(f"a batch of {number} rows has no other order; give it at least 2")
@@ -135,7 +142,12 @@ def _compare(
     moral: str,
 ) -> float:
     """The largest deviation of a gradient over variants of one batch, all within the tolerance."""
+    params = widened(params)
+    require_some(len(floating(params)), "params hold no floating-point tensor", "give it what is trained")
     expected = _measured(objective, params, [whole])
+    require_finite(expected)
+    weight = float(expected["weight"][0])
+    require_some(weight != 0, "the weight of the whole batch is 0", "give it a batch in which something counts")
     worst = 0.0
     for what, parts in variants:
         received = _measured(objective, params, parts)
@@ -147,7 +159,7 @@ def _compare(
         for name, value in expected.items():
             # a total of terms that cancel is as exact as its terms, of which the weight says how many there are
             scale = expected["weight"] if name == "total" else []
-            error = _deviation(received[name], value, scale)
+            error = deviation(received[name], value, scale)
             if not error <= tolerance:
                 raise AssertionError(f"{what} changes {name} by {error:.3g} of its size; {moral}")
             worst = max(worst, error) if name == "the gradient" else worst
@@ -166,23 +178,7 @@ def _measured(
     return {
         "total": [sums.total],
         "weight": [sums.weight],
-        "the gradient": [x for x in tree.leaves(gradient) if isinstance(x, torch.Tensor) and x.is_floating_point()],
+        "the gradient": floating(gradient),
         **{f"stats[{name!r}]": [value] for name, value in sums.stats.items()},
         **{f"peaks[{name!r}]": [value] for name, value in sums.peaks.items()},
     }
-
-
-def _deviation(received: list[torch.Tensor], expected: list[torch.Tensor], scale: list[torch.Tensor]) -> float:
-    """The largest difference of any element, in units of the largest element (or of 1e-6, if that is larger)."""
-    a, b, size = (
-        torch.cat([x.detach().double().flatten() for x in leaves])
-        for leaves in (received, expected, [*expected, *scale])
-    )
-    same = (a == b) | (a.isnan() & b.isnan())
-    difference = torch.where(same, 0.0, (a - b).abs())
-    finite = size[size.isfinite()].abs()
-    return float(difference.amax()) / max(float(finite.amax()) if finite.numel() else 0.0, 1e-6)
-
-
-def _flat(leaves: list[torch.Tensor]) -> torch.Tensor:
-    return torch.cat([leaf.detach().double().flatten() for leaf in leaves])

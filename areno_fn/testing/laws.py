@@ -30,6 +30,7 @@ from areno_fn.testing.optimizers import optimizer_matches
 from areno_fn.testing.ownership import no_alias, roles_disjoint_exhaustive
 from areno_fn.testing.purity import pure, step_is_pure
 from areno_fn.testing.resume import Run, resume_exact
+from areno_fn.testing.sizes import floating, is_floating, require_some
 
 __all__ = [
     "Run",
@@ -74,7 +75,11 @@ def gradient(
 
     Raises:
         AssertionError: the two derivatives differ, or the gradient is not finite.
+        ValueError: there is no direction, or no floating element to move.
     """
+    require_some(directions, f"directions={directions} tries none", "give gradient 1 at least")
+    elements = sum(leaf.numel() for leaf in floating(params))
+    require_some(elements, "params hold no floating-point element", "give gradient what is trained")
     params, args = _double(params), tuple(_double(arg) for arg in args)
 
     def value(moved: Any) -> torch.Tensor:
@@ -124,7 +129,10 @@ def rollout_matches_training(
 
     Raises:
         AssertionError: names the worst decision and both numbers.
+        ValueError: there is no prompt, or no completion of one.
     """
+    drawn = prompts.lengths.shape[0] * samples
+    require_some(drawn, "no completion is drawn", "give rollout_matches_training a prompt and samples of 1 at least")
     draw = sampler(policy, stop)
     rollout: Rollout = draw(params, prompts, key, sampling, samples=samples)
     advantages = torch.zeros(rollout.lengths.shape[0])
@@ -139,17 +147,13 @@ def rollout_matches_training(
 
 
 def _double(value: Any) -> Any:
-    return tree.map(lambda x: x.double() if _is_floating(x) else x, value)
-
-
-def _is_floating(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
+    return tree.map(lambda x: x.double() if is_floating(x) else x, value)
 
 
 def _direction(params: Any, key: Key) -> Any:
     """A random direction of length 1, as a list of one tensor per floating leaf."""
     parts = []
-    for number, leaf in enumerate(leaf for leaf in tree.leaves(params) if _is_floating(leaf)):
+    for number, leaf in enumerate(floating(params)):
         place = torch.arange(leaf.numel())
         parts.append(random.normal(key.fold(number), place, dtype=torch.float64).reshape(leaf.shape).to(leaf.device))
     length = torch.sqrt(sum((p * p).sum() for p in parts) + torch.zeros((), dtype=torch.float64))
@@ -158,11 +162,11 @@ def _direction(params: Any, key: Key) -> Any:
 
 def _moved(params: Any, direction: list[torch.Tensor], by: float) -> Any:
     steps = iter(direction)
-    return tree.map(lambda x: x + by * next(steps) if _is_floating(x) else x, params)
+    return tree.map(lambda x: x + by * next(steps) if is_floating(x) else x, params)
 
 
 def _floating_pairs(slope: Any, direction: list[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    return list(zip((s for s in tree.leaves(slope) if _is_floating(s)), direction, strict=True))
+    return list(zip(floating(slope), direction, strict=True))
 
 
 def _close(received: torch.Tensor, recorded: torch.Tensor, tolerance: float, doing: str) -> None:

@@ -15,6 +15,8 @@ import torch
 from areno_fn import random, tree
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.optim import Optimizer
+from areno_fn.contracts.record import shown
+from areno_fn.testing.sizes import is_floating, require_some
 
 TOLERANCES: Mapping[torch.dtype, float] = {torch.float64: 1e-12, torch.float32: 1e-5}
 """Largest deviation by dtype, relative to the largest parameter; float32's is about 80 roundings of 2^-23."""
@@ -50,7 +52,18 @@ def optimizer_matches(
 
     Raises:
         AssertionError: names dtype, step and path of the first deviation that is too large, or a parameter that never moves.
+        ValueError: there is no step, no dtype, no parameter, or one that is not a floating-point tensor with elements.
     """
+    require_some(steps, f"steps={steps} makes none", "give optimizer_matches 1 at least")
+    require_some(len(tolerances), "tolerances name no dtype", "give optimizer_matches one at least")
+    named = tree.leaves_with_path(params)
+    require_some(len(named), "params hold nothing", "give optimizer_matches a tree of tensors")
+    for path, leaf in named:
+        if not is_floating(leaf) or not leaf.numel():
+            raise ValueError(
+                f"{path or 'params'} is {shown(leaf)}, of which nothing can be compared; every leaf must be a floating-point "
+                f"tensor that is not empty"
+            )
     return {
         dtype: _largest(ours, torch_factory, params, dtype, steps, feedback, limit, before_step)
         for dtype, limit in tolerances.items()

@@ -20,6 +20,7 @@ from areno_fn.ckpt.resume import load_state, save_state
 from areno_fn.contracts.identity import RunIdentity
 from areno_fn.contracts.roles import RoleLayout
 from areno_fn.contracts.state import TrainState
+from areno_fn.testing.sizes import require_some
 
 _IDENTITY = RunIdentity(family="", model="", phases="", data="", parameters="", optimizers="", seed=0)
 
@@ -62,7 +63,9 @@ def resume_exact(run: Run, cuts: Sequence[int] | None = None) -> TrainState:
     Raises:
         AssertionError: names the cut, the step, and the first path that differs.
         CheckpointError: the state cannot be stored.
+        ValueError: the run has no step, or a cut is not within it.
     """
+    require_some(run.steps, f"a run of {run.steps} steps never goes on", "give resume_exact a run of 1 at least")
     chosen = range(run.steps + 1) if cuts is None else cuts
     for cut in chosen:
         if not 0 <= cut <= run.steps:

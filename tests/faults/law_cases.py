@@ -68,6 +68,8 @@ def split_stage(fault: str | None) -> Callable[[Scores], Sums]:
             stats = {"entropy": scores.entropy.mean(0, keepdim=True)}
         if fault == "a name for every length":
             stats = {f"tokens of {len(scores.logp)}": count.reshape(1)}
+        if fault == "always nan":
+            loss = loss * float("nan")
         peaks = {"total_max": loss.detach()} if fault == "maximum of a total" else {}
         return Sums(total=loss, weight=count, stats=stats, peaks=peaks)
 
@@ -94,7 +96,7 @@ def order_stage(fault: str | None) -> Callable[[Actions], Sums]:
             advantage = advantage * torch.where(a.segments % 2 == 0, 1.0, -1.0)
         if fault == "running mean subtracted":
             advantage = advantage - advantage.cumsum(0) / torch.arange(1, len(advantage) + 1)
-        values = -(a.logp - a.old).exp() * advantage
+        values = -(a.logp - a.old).exp() * advantage / (0.0 if fault == "always nan" else 1.0)
         total, count = aggregate(values, weight, a.segments, a.documents, "token_mean")
         return Sums(total=total, weight=count, stats={}, peaks={})
 
@@ -110,6 +112,14 @@ def is_blind(stage: Callable[[Actions], Sums]) -> None:
     batch = experience()
     laws.mask_blind(stage, act(POLICY, Sampling())(PARAMS, batch))
     laws.mask_blind(objective, PARAMS, batch)
+
+
+_COUNTS: dict[str | None, Callable[[Actions], torch.Tensor]] = {
+    "counts every decision": lambda a: torch.tensor(float(a.weight.numel())),
+    "counts every document": lambda a: torch.tensor(float(a.documents)),
+    "counts one where there is nothing": lambda a: a.weight.sum().clamp(min=1),
+    "always nan": lambda a: torch.tensor(float("nan")),
+}
 
 
 def mask_stage(fault: str | None) -> Callable[[Actions], Sums]:
@@ -132,6 +142,11 @@ def mask_stage(fault: str | None) -> Callable[[Actions], Sums]:
         measured = a.weight + 1 if fault == "a statistic of everything" else a.weight
         peak = a.logp.detach().amax() if fault == "a maximum of everything" else peak_of(a.logp, a.weight)
         total, count = aggregate(-values, a.weight, a.segments, a.documents, "token_mean")
+        if fault in _COUNTS:
+            count = _COUNTS[fault](a)
+        if fault == "lengths of everything":
+            lengths = torch.bincount(a.segments, minlength=a.documents)[a.segments]
+            total = (torch.where(live, -values, 0.0) / lengths).sum()
         return Sums(total=total, weight=count, stats={"entropy": mean_of(entropy, measured)}, peaks={"logp_max": peak})
 
     return stage
@@ -150,9 +165,10 @@ def state() -> TrainState:
         params={"actor": actor, "critic": other, "judge": POLICY.init(2)},
         optim={"actor": _OPTIMIZER.init(actor), "critic": _OPTIMIZER.init(other)},
         snapshots={"reference": actor},
-        counters=Counters(),
+        counters=Counters(data_epoch=2),
         key=Key.of(5),
         cursor=Cursor(),
+        controls={"kl": 0.1},
     )
 
 
@@ -179,6 +195,11 @@ _CHANGES: dict[str, Callable[[TrainState, TrainState], TrainState]] = {
     "snapshot dropped": lambda after, s: replace(after, snapshots={}),
     "key advanced": lambda after, s: replace(after, key=after.key.fold(1)),
     "clock forgotten": lambda after, s: replace(after, counters=s.counters),
+    "another clock set back": lambda after, s: replace(after, counters=replace(after.counters, data_epoch=0)),
+    "cursor moved": lambda after, s: replace(after, cursor=replace(s.cursor, step=s.cursor.step + 1)),
+    "control set": lambda after, s: replace(after, controls={"kl": 0.2}),
+    "control added": lambda after, s: replace(after, controls={**s.controls, "more": 1}),
+    "control forgotten": lambda after, s: replace(after, controls={}),
     "nothing moves": lambda after, s: replace(after, params=s.params),
     "another dtype": lambda after, s: _changed(
         after, s, "params", actor=tree.map(lambda x: x.double(), after.params["actor"])
@@ -233,12 +254,15 @@ _LEAVES = ("table", "head")
 
 def shares_nothing(value: TrainState) -> None:
     laws.no_alias(_ROLES, value)
-    laws.no_alias(_ROLES, replace(value, snapshots=tree.map(torch.clone, value.snapshots)), in_place=("actor",))
+    begun = value.params["actor"]
+    apart = {name: tree.map(torch.clone, kept) if kept is begun else kept for name, kept in value.snapshots.items()}
+    laws.no_alias(_ROLES, replace(value, snapshots=apart), in_place=("actor",))
 
 
 def planted_memory(fault: str | None) -> TrainState:
     made = state()
     table = made.params["actor"].table
+    moment = torch.zeros_like(table)
     if fault == "critic begins as the actor":
         return _changed(made, made, "params", critic=made.params["actor"])
     if fault == "critic holds a row of the actor":
@@ -253,6 +277,14 @@ def planted_memory(fault: str | None) -> TrainState:
         return replace(made, snapshots={"reference": {"table": table[1:]}})
     if fault == "a frozen role stays behind a role moved in place":
         return _changed(made, made, "params", judge=made.params["actor"])
+    if fault == "a moment is one of another role":
+        return _changed(made, made, "optim", actor={"mu": moment}, critic={"mu": moment})
+    if fault == "a moment is a snapshot":
+        return replace(_changed(made, made, "optim", actor={"mu": moment}), snapshots={"reference": {"table": moment}})
+    if fault == "a moment is a parameter of another role":
+        return _changed(made, made, "optim", actor={"mu": made.params["critic"].table})
+    if fault == "elements of a leaf are one":
+        return _changed(made, made, "params", actor=replace(made.params["actor"], table=table[:1].expand(17, -1)))
     if fault == "moments stay behind a role moved in place":
         return _changed(made, made, "optim", actor={"slow": table})
     return made
@@ -297,6 +329,7 @@ CASES: dict[str, Case] = {
             "mean of a statistic",
             "a name for every length",
             "maximum of a total",
+            "always nan",
         ),
     ),
     "permutation_invariant": (
@@ -309,6 +342,7 @@ CASES: dict[str, Case] = {
             "later documents count less",
             "documents in pairs",
             "running mean subtracted",
+            "always nan",
         ),
     ),
     "mask_blind": (
@@ -323,6 +357,11 @@ CASES: dict[str, Case] = {
             "a term of everything",
             "a statistic of everything",
             "a maximum of everything",
+            "counts every decision",
+            "counts every document",
+            "counts one where there is nothing",
+            "always nan",
+            "lengths of everything",
         ),
     ),
     "step_is_pure": (step_keeps_to_itself, _ACTOR, planted_step, STEP_FAULTS),
@@ -339,6 +378,10 @@ CASES: dict[str, Case] = {
             "a snapshot is a part of the actor",
             "a frozen role stays behind a role moved in place",
             "moments stay behind a role moved in place",
+            "a moment is one of another role",
+            "a moment is a snapshot",
+            "a moment is a parameter of another role",
+            "elements of a leaf are one",
         ),
     ),
     "roles_disjoint_exhaustive": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from areno_fn import tree
 from areno_fn.contracts.actions import Scores, Sums
-from areno_fn.contracts.batch import Experience, PackedTokens, Pairs
+from areno_fn.contracts.batch import Experience, PackedTokens, Pairs, Prompts
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.record import replace
 from areno_fn.contracts.spec import Sampling
@@ -23,6 +24,7 @@ from areno_fn.steps.token.score import score
 from areno_fn.testing import laws, strategies
 from areno_fn.testing.rows import count, take
 
+PROMPTS = Prompts(tokens=torch.tensor([[1, 2]]), lengths=torch.tensor([2]), ids=torch.tensor([0]))
 OBJECTIVE = pipeline(score(POLICY, Sampling()), cross_entropy())
 
 
@@ -83,6 +85,110 @@ def test_a_law_that_would_compare_nothing_is_refused() -> None:
     for batch in (empty, {"x": torch.ones(3)}):
         with pytest.raises(ValueError, match="has no decisions with a weight at 'weight'; there is nothing to mask"):
             laws.mask_blind(OBJECTIVE, PARAMS, batch)
+
+
+def _weightless(params: Any, batch: PackedTokens) -> Sums:
+    return replace(OBJECTIVE(params, batch), weight=torch.zeros(()))
+
+
+MADE = packed()
+NOTHING: dict[str, tuple[Callable[[], Any], str]] = {
+    "no split": (lambda: laws.accumulation_invariant(OBJECTIVE, PARAMS, MADE, ()), r"splits=\(\) cuts nothing"),
+    "one part": (lambda: laws.accumulation_invariant(OBJECTIVE, PARAMS, MADE, (1,)), r"splits=\(1,\) cuts nothing"),
+    "no parts": (lambda: laws.exact_under_split(OBJECTIVE, PARAMS, MADE), "no split was given but the whole itself"),
+    "the whole": (lambda: laws.exact_under_split(OBJECTIVE, PARAMS, MADE, [MADE]), "no split was given but the whole"),
+    "no order": (lambda: laws.permutation_invariant(OBJECTIVE, PARAMS, MADE, orders=0), "orders=0 tries none"),
+    "no direction": (lambda: laws.gradient(OBJECTIVE, PARAMS, MADE, directions=0), "directions=0 tries none"),
+    "nothing trained": (lambda: laws.gradient(OBJECTIVE, {"n": 3}, MADE), "params hold no floating-point element"),
+    "no parameters": (
+        lambda: laws.accumulation_invariant(lambda p, b: OBJECTIVE(PARAMS, b), {"n": torch.tensor(3)}, MADE),
+        "params hold no floating-point tensor",
+    ),
+    "no weight": (lambda: laws.accumulation_invariant(_weightless, PARAMS, MADE), "the weight of the whole batch is 0"),
+    "no weight in any order": (
+        lambda: laws.permutation_invariant(_weightless, PARAMS, MADE),
+        "the weight of the whole batch is 0",
+    ),
+    "no junk": (lambda: laws.mask_blind(OBJECTIVE, PARAMS, MADE, junk=()), "junk is empty"),
+    "no completion": (
+        lambda: laws.rollout_matches_training(POLICY, PARAMS, PROMPTS, Key.of(0), Sampling(), samples=0),
+        "no completion is drawn",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_nothing_to_compare_is_no_pass(name: str) -> None:
+    call, sentence = NOTHING[name]
+    with pytest.raises(ValueError, match=rf"^{sentence}.*so that nothing would be compared; give"):
+        call()
+
+
+def test_nan_is_not_told_from_nan_and_fails() -> None:
+    def stage(scores: Scores) -> Sums:
+        return Sums(total=scores.logp.sum() / 0 * 0, weight=scores.weight.sum(), stats={}, peaks={})
+
+    broken = pipeline(score(POLICY, Sampling()), stage)
+    for call in (laws.accumulation_invariant, laws.permutation_invariant):
+        with pytest.raises(AssertionError, match="^total is nan before anything is changed; it must be finite$"):
+            call(broken, PARAMS, packed())
+    with pytest.raises(AssertionError, match="^loss is nan before anything is changed; it must be finite$"):
+        laws.mask_blind(broken, PARAMS, packed())
+
+
+def test_what_counts_masked_decisions_is_named() -> None:
+    def counting(name: str, value: Callable[[Scores], torch.Tensor]) -> Callable[[Scores], Sums]:
+        def stage(scores: Scores) -> Sums:
+            return replace(cross_entropy()(scores), **{name: value(scores)})
+
+        return stage
+
+    scores = score(POLICY, Sampling())(PARAMS, packed())
+    for value in (
+        lambda s: torch.tensor(float(s.weight.numel())),
+        lambda s: s.weight.numel() * (s.weight.sum() > 0).float(),
+    ):
+        loss = counting("weight", value)
+        for one in ((loss, scores), (pipeline(score(POLICY, Sampling()), loss), PARAMS, packed())):
+            with pytest.raises(
+                AssertionError, match=r"without the decisions of weight 0 weight changes by 0\..* aggregate"
+            ):
+                laws.mask_blind(*one)
+    documents = counting("weight", lambda s: torch.tensor(float(s.documents)))
+    with pytest.raises(AssertionError, match=r"^where every decision has weight 0, weight is 8\.0; a batch in which"):
+        laws.mask_blind(documents, scores)
+
+    def one_at_least(params: torch.Tensor, batch: dict[str, torch.Tensor]) -> Sums:
+        total = (torch.where(batch["weight"] != 0, batch["x"], 0.0) * params).sum()
+        return Sums(total=total, weight=batch["weight"].sum().clamp(min=1), stats={}, peaks={})
+
+    with pytest.raises(AssertionError, match=r"^where every decision has weight 0, weight is 1\.0; a batch in which"):
+        laws.mask_blind(one_at_least, torch.tensor(2.0), {"x": torch.ones(5), "weight": torch.ones(5)})
+
+
+def test_a_single_decision_is_not_masked_away() -> None:
+    """Every third one begins with the first; a loss that ignores it would have passed."""
+    scores = score(POLICY, Sampling())(PARAMS, strategies.packed([((1, 2), (1.0,))]))
+    laws.mask_blind(cross_entropy(), scores)
+    with pytest.raises(AssertionError, match=r"^where every decision has weight 0, loss is 1\.0"):
+        laws.mask_blind(lambda s: replace(cross_entropy()(s), total=s.logp.sum() * 0 + 1), scores)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_in_half_precision_keep_the_laws_of_sums(dtype: torch.dtype) -> None:
+    """The gradient of every part would be rounded by itself; what is compared is in float32."""
+    low = tree.map(lambda x: x.to(dtype), PARAMS)
+    assert laws.accumulation_invariant(OBJECTIVE, low, packed()) <= 1e-6
+    assert laws.permutation_invariant(OBJECTIVE, low, packed()) <= 1e-6
+    laws.exact_under_split(OBJECTIVE, low, packed(), [take(packed(), [0]), take(packed(), range(1, 8))], tolerance=1e-6)
+    laws.mask_blind(OBJECTIVE, low, packed())
+
+    def mean(params: Any, batch: PackedTokens) -> Sums:
+        sums = OBJECTIVE(params, batch)
+        return replace(sums, total=sums.total * (1 + 1e-4 * batch.documents))
+
+    with pytest.raises(AssertionError, match="changes total by"):
+        laws.accumulation_invariant(mean, low, packed())
 
 
 def test_a_gradient_under_a_mask_is_named() -> None:
@@ -157,6 +263,36 @@ def test_a_step_says_which_roles_it_moves_and_which_snapshots_it_renews() -> Non
     ):
         with pytest.raises(AssertionError, match=sentence):
             laws.step_is_pure(both, state(), (packed(),), moves=moves)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"moves": ("actor", "jugde")}, "moves names 'jugde', .* it has actor, critic, judge$"),
+        ({"renews": ("ema",)}, "renews names 'ema', .* it has reference$"),
+        ({"sets": ("beta",)}, "sets names 'beta', .* it has kl$"),
+    ],
+)
+def test_a_name_that_the_state_does_not_know_is_no_pass(given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        laws.step_is_pure(planted_step(None), state(), (packed(),), **given)
+
+
+def test_a_step_says_which_controls_it_sets_and_whether_it_moves_the_cursor() -> None:
+    sets, moves = planted_step("control set"), planted_step("cursor moved")
+    laws.step_is_pure(sets, state(), (packed(),), sets="kl", moves="actor")
+    laws.step_is_pure(moves, state(), (packed(),), advances=True)
+    for fault, sentence in (
+        ("control set", r"controls\.kl: 0\.1 against 0\.2 after the step; the step does not say that it sets it"),
+        ("control added", r"controls\.more is new after the step; the step does not say that it sets it"),
+        ("control forgotten", r"controls\.kl is gone after the step"),
+        ("cursor moved", r"the step changed cursor\.step: 0 against 1; the loop moves it"),
+        ("another clock set back", r"counters\.data_epoch was 2 and is 0; a clock never goes back"),
+    ):
+        with pytest.raises(AssertionError, match=sentence):
+            laws.step_is_pure(planted_step(fault), state(), (packed(),))
+    with pytest.raises(AssertionError, match=r"the step returned TrainState; it must return \(state, metrics\)$"):
+        laws.step_is_pure(lambda value, batch: value, state(), (packed(),))  # type: ignore[arg-type,return-value]
 
 
 def test_two_rows_are_tried_in_their_other_order() -> None:

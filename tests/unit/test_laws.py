@@ -107,6 +107,35 @@ def test_pure_catches(step: Callable[[Value], torch.Tensor], message: str) -> No
         laws.pure(step, Value(x=torch.full((3,), 0.5)))
 
 
+def test_arrays_of_numpy_are_compared_and_copied_as_tensors_are() -> None:
+    given = {"x": np.arange(3.0), "seen": {1, 2}, "bytes": bytearray(b"ab"), "nan": np.array([np.nan])}
+    result = laws.pure(lambda value, by: {"y": value["x"] * by, "nan": value["nan"] + 0}, given, np.float64(2.0))
+    assert result["y"].tolist() == [0.0, 2.0, 4.0]
+
+    def adding(value: Any) -> Any:
+        value["x"] += 1
+        return value["x"].copy()
+
+    with pytest.raises(AssertionError, match="the step wrote to its argument 0 at x: 3 of 3 elements differ"):
+        laws.pure(adding, given)
+    with pytest.raises(AssertionError, match="the step wrote to its argument 0 at seen"):
+        laws.pure(lambda value: value["seen"].add(3), given)
+    with pytest.raises(AssertionError, match="the step wrote to its argument 0 at bytes"):
+        laws.pure(lambda value: value["bytes"].append(3), given)
+    assert given["x"].tolist() == [0.0, 1.0, 2.0] and given["seen"] == {1, 2}
+
+    counted: list[int] = []
+
+    def counting_up(value: Any) -> Any:
+        counted.append(1)
+        return value["x"] + (np.arange(3) == 1) * len(counted)
+
+    with pytest.raises(AssertionError, match="two calls with equal arguments differ at <root>: 1 of 3 elements differ"):
+        laws.pure(counting_up, given)
+    with pytest.raises(AssertionError, match=r"float64 \(1,\) against float64 \(2,\)"):
+        laws.pure(lambda value: np.zeros(counted.append(1) or len(counted) - 2), given)
+
+
 # ------------------------------------------------------------------------------------------------ exact_under_split
 
 

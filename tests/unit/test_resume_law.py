@@ -271,3 +271,9 @@ def test_a_manifest_says_who_owns_what(tmp_path: Path) -> None:
         "critic": ["inner.0.norm", "inner.1.count", "inner.1.rate"],
     }  # fmt: skip
     assert str(manifest.optimizers["actor"]["master.w"]) == "float32 [6]"
+
+
+@pytest.mark.parametrize("steps", [0, -1])
+def test_a_run_of_no_steps_is_no_pass(steps: int) -> None:
+    with pytest.raises(ValueError, match=rf"a run of {steps} steps never goes on, so that nothing would be compared"):
+        laws.resume_exact(toys.run(steps))
