@@ -15,6 +15,7 @@ from areno_fn.contracts.spec import (
     EMA,
     GRPO,
     PPO,
+    Batch,
     Grouped,
     Lora,
     OptimizerSpec,
@@ -22,6 +23,7 @@ from areno_fn.contracts.spec import (
     RunSpec,
     Sampled,
     Sampling,
+    Schedule,
     SGDSpec,
 )
 from areno_fn.engine.sources import source_problems
@@ -85,6 +87,8 @@ def _phase(spec: RunSpec, phase: Phase) -> Iterator[str]:
     kind = type(phase.algorithm).__struct_config__.tag
     if contract.acquisition is Acquisition.GENERATION and phase.epochs:
         yield f"{where}.epochs: {kind} generates its data, so its length is given by `steps` (rollout iterations), not by epochs"
+    elif contract.acquisition is Acquisition.GENERATION and not phase.steps:
+        yield f"{where}.steps: it must be at least 1; {kind} generates its data, and a step is a rollout iteration"
     elif bool(phase.steps) == bool(phase.epochs):
         said = "both are given" if phase.steps else "neither is given"
         yield f"{where}: exactly one of `steps` and `epochs` must be at least 1, but {said}"
@@ -100,6 +104,8 @@ def _phase(spec: RunSpec, phase: Phase) -> Iterator[str]:
             f"{where}.rewards: {kind} learns from runtime rewards and needs at least one, "
             f"for example {{ kind = 'function', function = 'package.module:function' }}"
         )
+    if contract.acquisition is Acquisition.GENERATION and phase.batch.overlong != Batch().overlong:
+        yield f"{where}.batch.overlong: it is for rows with answers to train on, and {kind} draws its answers; remove this"
     if not phase.data:
         yield f"{where}.data: a phase needs at least one data source"
     yield from _optimizers(phase, where)
@@ -115,6 +121,10 @@ def _phase(spec: RunSpec, phase: Phase) -> Iterator[str]:
 
 
 def _kl(algorithm: Sampled, where: str) -> Iterator[str]:
+    usual = type(algorithm)()
+    for name in ("kl_in", "kl_estimator") if not algorithm.kl_coef else ():
+        if getattr(algorithm, name) != getattr(usual, name):
+            yield f"{where}.{name}: without kl_coef no KL is taken from the loss or the reward; give kl_coef, or remove this"
     if algorithm.kl_coef and algorithm.kl_in == "loss" and algorithm.kl_estimator == "k1":
         yield (
             f"{where}.kl_estimator: the gradient of 'k1' in the loss does not depend on the reference, and holds nothing near it; "
@@ -123,6 +133,8 @@ def _kl(algorithm: Sampled, where: str) -> Iterator[str]:
 
 
 def _ppo(phase: Phase, algorithm: PPO, where: str) -> Iterator[str]:
+    if algorithm.kl_horizon != PPO().kl_horizon and not algorithm.kl_target:
+        yield f"{where}.kl_horizon: without kl_target no coefficient moves; give kl_target, or remove this"
     if algorithm.kl_target and not (algorithm.kl_coef and algorithm.kl_in == "reward"):
         yield f"{where}.kl_target: it moves the coefficient of the KL in the reward; give kl_coef, and kl_in = 'reward'"
     if phase.steps and algorithm.critic.warmup >= phase.steps:
@@ -172,11 +184,28 @@ def _optimizers(phase: Phase, where: str) -> Iterator[str]:
         at = f"{where}.optimizers.{optimizer.role}"
         if isinstance(optimizer, SGDSpec) and optimizer.nesterov and not optimizer.momentum:
             yield f"{at}.nesterov: there is no momentum to look ahead along; set momentum above 0, or nesterov to false"
+        yield from _schedule(optimizer.schedule, f"{at}.schedule")
         names = [group.name for group in groups_of(optimizer)]
         for name in sorted({name for name in names if names.count(name) > 1}):
             yield f"{at}.groups: two groups are named {name!r}; names must differ"
         for name in sorted(set(names) & set(_KINDS)):
             yield f"{at}.groups: {name!r} is what an optimizer calls the parameters of no group; name the group differently"
+
+
+def _schedule(schedule: Schedule, where: str) -> Iterator[str]:
+    """Settings that belong to another kind, and a decay that would end before it begins."""
+    kind = schedule.kind
+    for name in ("min_lr", "decay_steps") if kind == "constant" else ():
+        if getattr(schedule, name):
+            yield f"{where}.{name}: the kind 'constant' does not decay; set kind to 'linear', 'cosine' or 'wsd', or remove this"
+    if kind != "wsd" and schedule.stable_steps:
+        yield f"{where}.stable_steps: it belongs to the kind 'wsd'; set that, or remove this"
+    begins = schedule.warmup_steps + (schedule.stable_steps if kind == "wsd" else 0)
+    if kind != "constant" and 0 < schedule.decay_steps <= begins:
+        yield (
+            f"{where}.decay_steps: the decay is at its end after {schedule.decay_steps} steps, counted from the first of the "
+            f"phase, but begins after {begins}; use more than that"
+        )
 
 
 def _sampled(phase: Phase, algorithm: Sampled, where: str) -> Iterator[str]:
@@ -199,8 +228,6 @@ def _sampled(phase: Phase, algorithm: Sampled, where: str) -> Iterator[str]:
 
 
 def _grouped(algorithm: Grouped, where: str) -> Iterator[str]:
-    if algorithm.kl_in == "reward" and not algorithm.kl_coef:
-        yield f"{where}.kl_in: without kl_coef there is no KL to take from the reward; give kl_coef, or remove this"
     if algorithm.samples == 1 and algorithm.baseline == "leave_one_out":
         yield f"{where}.samples: a group of 1 has no others to be compared with; use at least 2"
     elif algorithm.samples == 1 and algorithm.baseline == "group":
@@ -230,6 +257,8 @@ def _export(spec: RunSpec) -> Iterator[str]:
                 f"export.roles.{place}: beside the actor, which is always written, this run trains "
                 f"{' and '.join(others) or 'no role'}; remove {role!r}"
             )
+        elif role in spec.export.roles[:place]:
+            yield f"export.roles.{place}: {role!r} is there twice; name it once"
 
 
 def _cold(sampling: Sampling, where: str) -> Iterator[str]:

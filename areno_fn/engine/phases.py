@@ -16,7 +16,7 @@ from areno_fn.contracts.policy import TokenPolicy
 from areno_fn.contracts.spec import DPO, Phase, Sampled
 from areno_fn.contracts.state import TrainState
 from areno_fn.engine.critic import CriticPlan
-from areno_fn.engine.optimizers import Mover, Trained, plan_optimizers
+from areno_fn.engine.optimizers import Mover, Trained, plan_optimizers, steps_of
 from areno_fn.engine.place import at
 from areno_fn.engine.residency import Residency
 from areno_fn.engine.rewards import Loaded, load_all, require_room
@@ -139,6 +139,7 @@ def plan_phase(
     size = len(pairs or examples) if prompts is None else len(prompts)
     _check_smallest_batch(spec, size, where)
     steps = spec.steps or spec.epochs * batches_per_epoch(size, spec.batch.rows)
+    _check_lengths(spec, steps, where)
     with at(f"{where}.optimizers"):
         optimizers = plan_optimizers(spec, moved, steps, mover)
     residency = Residency(spec.offload, device, hold=bool(pairs))
@@ -190,6 +191,25 @@ def _check_smallest_batch(spec: Phase, size: int, where: str) -> None:
             f"an epoch, which has {rows} prompts x {spec.algorithm.samples} samples ({size} prompts in batches of "
             f"{spec.batch.rows}); change batch.rows, samples or minibatches"
         )
+
+
+def _check_lengths(spec: Phase, steps: int, where: str) -> None:
+    """What begins after some optimizer steps must begin within the phase, or it would be there for nothing."""
+    if spec.ema is not None:
+        made, every = steps_of(spec, recipes.ACTOR, steps), spec.ema.every
+        if made // every * every <= spec.ema.start:
+            raise SpecError(
+                f"{where}.ema.{'every' if every > made else 'start'}: the average would be no more than a copy, because the actor "
+                f"makes {made} optimizer steps in this phase; lower it, or remove `ema`"
+            )
+    for optimizer in spec.optimizers:
+        schedule, made = optimizer.schedule, steps_of(spec, optimizer.role, steps)
+        begins = schedule.warmup_steps + schedule.stable_steps
+        if schedule.kind == "wsd" and not schedule.decay_steps and begins >= made:
+            raise SpecError(
+                f"{where}.optimizers.{optimizer.role}.schedule: the decay would begin after {begins} optimizer steps, but the "
+                f"role makes {made} in this phase; lower stable_steps or warmup_steps"
+            )
 
 
 def _completion_tokens(spec: Phase) -> int:

@@ -31,7 +31,7 @@ SHORT = {
     "phases__sft__steps": 2,
     "phases__dpo__epochs": 2,
     "phases__dpo__batch__rows": 64,
-    "phases__dpo__optimizers__0__schedule__kind": "constant",
+    "phases__dpo__optimizers__0__schedule": {"kind": "constant", "warmup_steps": 2},
 }
 
 

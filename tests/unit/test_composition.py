@@ -107,7 +107,7 @@ def test_a_sound_specification_passes() -> None:
         (
             "phases.1.algorithm",
             {"kind": "grpo", "kl_in": "reward", "sampling": {"max_tokens": 4}},
-            "phases.grpo.algorithm.kl_in: without kl_coef there is no KL to take from the reward; give kl_coef, or remove this",
+            "phases.grpo.algorithm.kl_in: without kl_coef no KL is taken from the loss or the reward; give kl_coef, or remove this",
         ),
         (
             "phases.1.algorithm",
@@ -134,6 +134,48 @@ def test_a_sound_specification_passes() -> None:
             17,
             "phases.grpo.algorithm.minibatches: 17 mini-batches cannot be cut from 4 prompts x 4 samples",
         ),
+        (
+            "phases.1.steps",
+            0,
+            "phases.grpo.steps: it must be at least 1; grpo generates its data, and a step is a rollout iteration",
+        ),
+        (
+            "phases.1.batch.overlong",
+            "drop",
+            "phases.grpo.batch.overlong: it is for rows with answers to train on, and grpo draws its answers; remove this",
+        ),
+        (
+            "phases.1.algorithm",
+            {"kind": "grpo", "kl_estimator": "k2", "sampling": {"max_tokens": 4}},
+            "phases.grpo.algorithm.kl_estimator: without kl_coef no KL is taken from the loss or the reward; give kl_coef, or "
+            "remove this",
+        ),
+        (
+            "phases.0.optimizers.0.schedule",
+            {"min_lr": 1e-5},
+            "phases.sft.optimizers.actor.schedule.min_lr: the kind 'constant' does not decay; set kind to 'linear', 'cosine' or "
+            "'wsd', or remove this",
+        ),
+        (
+            "phases.0.optimizers.0.schedule",
+            {"decay_steps": 5},
+            "phases.sft.optimizers.actor.schedule.decay_steps: the kind 'constant' does not decay; set kind to 'linear', "
+            "'cosine' or 'wsd', or remove this",
+        ),
+        *[
+            (
+                "phases.0.optimizers.0.schedule",
+                {"kind": kind, "stable_steps": 2},
+                "phases.sft.optimizers.actor.schedule.stable_steps: it belongs to the kind 'wsd'; set that, or remove this",
+            )
+            for kind in ("constant", "linear", "cosine")
+        ],
+        (
+            "phases.0.optimizers.0.schedule",
+            {"kind": "wsd", "warmup_steps": 1, "stable_steps": 2, "decay_steps": 3},
+            "phases.sft.optimizers.actor.schedule.decay_steps: the decay is at its end after 3 steps, counted from the first of "
+            "the phase, but begins after 3; use more than that",
+        ),
         ("evaluation.data", [], "evaluation.data: an evaluation needs at least one data source"),
         ("evaluation.rewards", [], "evaluation.rewards: an evaluation needs at least one reward"),
     ],
@@ -154,6 +196,34 @@ def test_what_does_not_fit_is_refused_in_one_sentence(place: str, value: Any, se
 )
 def test_what_stands_at_the_edge_is_allowed(place: str, value: Any) -> None:
     assert changed(place, value) == []
+
+
+PPO = {"kind": "ppo", "sampling": {"max_tokens": 4}}
+KL = "without kl_coef no KL is taken from the loss or the reward; give kl_coef, or remove this"
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentences"),
+    [
+        ({}, []),
+        ({"kl_coef": 0.1, "kl_in": "loss", "kl_estimator": "k3"}, []),
+        ({"kl_coef": 0.1, "kl_target": 1.0, "kl_horizon": 9}, []),
+        ({"kl_in": "loss", "kl_estimator": "k3"}, [f"kl_in: {KL}", f"kl_estimator: {KL}"]),
+        (
+            {"kl_coef": 0.1, "kl_horizon": 9},
+            ["kl_horizon: without kl_target no coefficient moves; give kl_target, or remove this"],
+        ),
+    ],
+)
+def test_what_a_critics_algorithm_would_not_read_is_refused(settings: dict[str, Any], sentences: list[str]) -> None:
+    table = tables()
+    table["phases"][1] |= {
+        "algorithm": PPO | settings,
+        "optimizers": [{"kind": "adamw"}, {"kind": "adamw", "role": "critic"}],
+    }
+    assert problems(table) == [f"phases.grpo.algorithm.{sentence}" for sentence in sentences]
+    table["export"] = {"roles": ["critic", "critic"]}
+    assert problems(table)[-1] == "export.roles.1: 'critic' is there twice; name it once"
 
 
 def test_a_group_of_one_is_allowed_where_no_group_is_compared() -> None:
@@ -237,7 +307,7 @@ def test_a_temperature_that_float32_cannot_divide_by(where: str) -> None:
     ("address", "said"),
     [
         ("phases.0.optimizers.0.weight_decay", "phases.sft.optimizers.actor.weight_decay"),
-        ("phases.0.optimizers.0.schedule.min_lr", "phases.sft.optimizers.actor.schedule.min_lr"),
+        ("phases.0.optimizers.0.lr", "phases.sft.optimizers.actor.lr"),
         ("phases.1.algorithm.clip_high", "phases.grpo.algorithm.clip_high"),
         ("phases.1.algorithm.kl_coef", "phases.grpo.algorithm.kl_coef"),
         ("phases.1.rewards.0.weight", "phases.grpo.rewards.short.weight"),

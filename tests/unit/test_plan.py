@@ -29,7 +29,7 @@ def set_at(table: dict[str, Any], place: str, value: Any) -> Any:
     inner: Any = table
     for name in way:
         inner = inner[int(name)] if isinstance(inner, list) else inner[name]
-    before, inner[last] = inner[last], value
+    before, inner[last] = inner.get(last) if isinstance(inner, dict) else inner[last], value
     return before
 
 
@@ -108,6 +108,48 @@ def test_rows_too_long_may_be_dropped_and_the_epoch_is_shorter(tmp_path: Path) -
     (phase,) = af.plan(spec(table)).phases
     assert (phase.size, phase.steps) == (3, 2)
     assert [example.row for example in phase.examples] == [0, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("place", "allowed", "refused", "sentence"),
+    [
+        (
+            "phases.1.ema",
+            {"every": 8},
+            {"every": 9},
+            "ema.every: the average would be no more than a copy, because the actor makes 8 ",
+        ),
+        (
+            "phases.1.ema",
+            {"start": 7},
+            {"start": 8},
+            "ema.start: the average would be no more than a copy, because the actor makes 8 ",
+        ),
+        (
+            "phases.1.ema",
+            {"every": 3, "start": 5},
+            {"every": 3, "start": 6},
+            "ema.start: the average would be no more than a copy",
+        ),
+        (
+            "phases.1.optimizers.0.schedule",
+            {"kind": "wsd", "warmup_steps": 2, "stable_steps": 5},
+            {"kind": "wsd", "warmup_steps": 2, "stable_steps": 6},
+            "optimizers.actor.schedule: the decay would begin after 8 optimizer steps, but the role makes 8 in this phase; ",
+        ),
+    ],
+)
+def test_what_would_begin_behind_the_end_of_a_phase_is_refused(
+    place: str, allowed: dict[str, Any], refused: dict[str, Any], sentence: str
+) -> None:
+    """Four iterations of two mini-batches are eight optimizer steps."""
+    table = tomllib.loads(tiny.SPEC)
+    set_at(table, place, allowed)
+    af.plan(spec(table))
+    set_at(table, place, refused)
+    with pytest.raises(SpecError) as caught:
+        af.plan(spec(table))
+    assert str(caught.value).startswith(f"phases.grpo.{sentence}") and "\n" not in str(caught.value)
 
 
 def test_planning_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
