@@ -7,11 +7,8 @@ the last part of this module holds a few. A `Judge` is asked about the drawn tok
 from __future__ import annotations
 
 import abc
-import importlib
 import math
 import numbers
-import os
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -22,18 +19,9 @@ import torch
 from areno_fn.contracts.batch import Drawn
 from areno_fn.contracts.errors import RewardError
 from areno_fn.contracts.spec import FunctionReward
-from areno_fn.world.rewards_call import (
-    AT_ONCE,
-    CallError,
-    Form,
-    TookTooLong,
-    arguments,
-    call_all,
-    calls,
-    form_of,
-    is_async,
-    same_folder,
-)
+from areno_fn.world.rewards_call import AT_ONCE, CallError, TookTooLong, call_all, described, same_folder
+from areno_fn.world.rewards_form import LEGAL, Form, arguments, calls, form_of, is_async
+from areno_fn.world.rewards_module import import_reward
 
 Rows = Sequence[Mapping[str, Any]]
 RewardFunction = Callable[..., Any]
@@ -65,7 +53,8 @@ class Reward:
     Attributes:
         name: what its values are called in metrics.
         weight: its factor in the total.
-        function: takes `(rows, completions)`, `(row, completions)` or `(row, completion)`, and may be async; or a `Judge`.
+        function: has the parameters `(rows, completions)`, `(row, completions)` or `(row, completion)`, in any order, and
+            may be async; or a `Judge`.
         sources: the data sets whose rows it judges; empty for all.
         timeout: seconds that a call may take; 0 for any.
         at_once: calls of an async function that wait together.
@@ -90,15 +79,15 @@ def load(spec: FunctionReward, loaded: Loaded | None = None) -> Reward:
         loaded: what classes have been made into so far; a class that is named twice is made once.
 
     Raises:
-        RewardError: the name is not `package.module:function`, or leads to nothing that can be called with two
-            arguments, or a setting does not apply to it.
+        RewardError: the name is not `package.module:function`, or leads to nothing whose parameters say what it is to be
+            called with, or a setting does not apply to it.
     """
     module_name, colon, attribute = spec.function.partition(":")
     if not (module_name and colon and attribute):
         raise RewardError(
             f"the reward {spec.function!r} must be written package.module:function, for example my_rewards:score"
         )
-    function = getattr(_import(module_name, spec.function), attribute, None)
+    function = getattr(import_reward(module_name, spec.function), attribute, None)
     if function is None:
         raise RewardError(f"the reward {spec.function!r} does not exist: module {module_name!r} has no {attribute!r}")
     if isinstance(function, type):
@@ -149,24 +138,28 @@ def _made(kind: type, function: str, loaded: Loaded) -> Any:
                 loaded[function] = kind()
         except (Exception, SystemExit) as error:  # a user's class may raise anything while it is made
             raise RewardError(
-                f"the reward {function!r} is a class and cannot be made without arguments ({_describe(error)})"
+                f"the reward {function!r} is a class and cannot be made without arguments ({described(error)})"
             ) from error
     return loaded[function]
 
 
 def _check_call(spec: FunctionReward, function: RewardFunction) -> None:
-    try:
-        form = form_of(function)
-    except TypeError as error:
-        raise RewardError(
-            f"the reward {spec.function!r} cannot be called with two arguments ({error}); its parameters must be "
-            f"(rows, completions), (row, completions) or (row, completion)"
-        ) from None
+    form = _form(spec.function, function)
     if spec.concurrency and (form == "batch" or not is_async(function)):
         raise RewardError(
             f"the reward {spec.function!r} is called one time after the other, so `concurrency` says nothing; remove it, or "
             f"write an async function of (row, completions) or (row, completion)"
         )
+
+
+def _form(name: str, function: RewardFunction) -> Form:
+    try:
+        return form_of(function)
+    except TypeError as error:
+        raise RewardError(
+            f"the reward {name!r} does not say what it is to be called with ({error}); it must have the parameters {LEGAL}, "
+            f"in any order, and a default for every other"
+        ) from None
 
 
 @attrs.frozen
@@ -267,7 +260,7 @@ def _judged(judge: Judge, batch: _Batch) -> Sequence[float]:
 
 
 def _called(reward: Reward, function: RewardFunction, batch: _Batch) -> list[Any]:
-    form = form_of(function)
+    form = _form(reward.name, function)
     pieces = calls(form, len(batch.completions), batch.group)
     try:
         results = _ask(reward, function, batch, pieces)
@@ -279,8 +272,7 @@ def _called(reward: Reward, function: RewardFunction, batch: _Batch) -> list[Any
 
 
 def _ask(reward: Reward, function: RewardFunction, batch: _Batch, pieces: Sequence[slice]) -> list[Any]:
-    form = form_of(function)
-    given = [arguments(form, batch.rows[piece], batch.completions[piece]) for piece in pieces]
+    given = [arguments(function, batch.rows[piece], batch.completions[piece]) for piece in pieces]
     return call_all(function, given, reward.timeout, reward.at_once)
 
 
@@ -306,7 +298,7 @@ def _listed(reward: Reward, result: Any) -> Any:
         return result.tolist()
     except (NotImplementedError, RuntimeError) as error:  # meta and sparse tensors
         raise RewardError(
-            f"the reward {reward.name!r} returned a tensor that holds no list of numbers ({_describe(error)})"
+            f"the reward {reward.name!r} returned a tensor that holds no list of numbers ({described(error)})"
         ) from error
 
 
@@ -321,7 +313,7 @@ def _failed(
         )
     known = form != "batch" and failure.call is not None
     where = _where(form, batch, pieces, failure) if known else _blame(reward, function, batch)
-    return RewardError(f"the reward {reward.name!r} failed {where}: {_describe(failure.error)}")
+    return RewardError(f"the reward {reward.name!r} failed {where}: {described(failure.error)}")
 
 
 def _where(form: Form, batch: _Batch, pieces: Sequence[slice], failure: CallError) -> str:
@@ -356,25 +348,6 @@ def _number(reward: Reward, value: Any, index: int, batch: _Batch) -> float:
             f"{-LARGEST:g} to {LARGEST:g}"
         )
     return number
-
-
-def _import(module_name: str, reward: str) -> Any:
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    importlib.invalidate_caches()
-    try:
-        with same_folder():
-            return importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # a user's module may raise anything while it is imported
-        raise RewardError(
-            f"the reward {reward!r} does not import ({_describe(error)}); it is looked for in the current folder first, "
-            f"then among installed packages"
-        ) from error
-
-
-def _describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def exact_match(rows: Rows, completions: Sequence[str]) -> list[float]:

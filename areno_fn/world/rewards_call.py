@@ -1,24 +1,20 @@
-"""How a reward is called: with what its parameters ask for, in the run's folder, for as long as it may take."""
+"""How a reward is called: in the run's folder, for as long as it may take, and several times at once where it is async."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import copy
 import functools
-import inspect
 import math
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from inspect import BoundArguments
+from typing import Any
 
-Form = Literal["batch", "group", "one"]
-Arguments = tuple[Any, Any]
-
-_FORMS: Mapping[tuple[str, ...], Form] = {("row", "completions"): "group", ("row", "completion"): "one"}
+from areno_fn.world.rewards_form import is_async
 
 AT_ONCE = 16
 """Calls of an async function that wait at the same time, unless its specification says otherwise."""
@@ -42,46 +38,15 @@ class TookTooLong(Exception):
     """A call gave no answer in the time it had."""
 
 
-def form_of(function: Callable[..., Any]) -> Form:
-    """What a function wants to be called with, by the names of its first two parameters.
-
-    Returns:
-        "one" for `(row, completion)`, "group" for `(row, completions)`, and "batch" for anything else.
-
-    Raises:
-        TypeError: it cannot be called with two arguments.
-    """
-    try:
-        signature = inspect.signature(function)
-    except ValueError:  # a function written in C may have none
-        return "batch"
-    signature.bind(None, None)
-    return _FORMS.get(tuple(signature.parameters)[:2], "batch")
-
-
-def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calling it gives something to wait for: an `async def`, or an object whose `__call__` is one."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-
-
-def calls(form: Form, size: int, group: int) -> list[slice]:
-    """The completions that each call judges, of `size` that stand in groups of `group`."""
-    step = {"batch": max(size, 1), "group": group, "one": 1}[form]
-    return [slice(start, min(start + step, size)) for start in range(0, size, step)]
-
-
-def arguments(form: Form, rows: Sequence[Mapping[str, Any]], completions: Sequence[str]) -> Arguments:
-    """What one call gets: copies, so that a function which writes to them changes nothing but its own."""
-    if form == "batch":
-        return [copy.deepcopy(dict(row)) for row in rows], list(completions)
-    row = copy.deepcopy(dict(rows[0]))
-    return (row, completions[0]) if form == "one" else (row, list(completions))
+def described(error: BaseException) -> str:
+    """What a user's code raised, on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def call_all(
-    function: Callable[..., Any], given: Sequence[Arguments], timeout: float = 0.0, at_once: int = AT_ONCE
+    function: Callable[..., Any], given: Sequence[BoundArguments], timeout: float = 0.0, at_once: int = AT_ONCE
 ) -> list[Any]:
-    """Calls a function with each pair of arguments, one after the other, or for an async one several at a time.
+    """Calls a function with each of the arguments, one after the other, or for an async one several at a time.
 
     A function without a timeout is called in this thread. One with a timeout is called in a thread of its own, which
     is left to itself when it does not come back. Async functions share one event loop for the whole process, so that a
@@ -100,23 +65,23 @@ def call_all(
     if is_async(function):
         with same_folder():
             return _together(function, given, timeout, at_once)
-    return [_call(function, pair, timeout, number) for number, pair in enumerate(given)]
+    return [_call(function, bound, timeout, number) for number, bound in enumerate(given)]
 
 
-def _call(function: Callable[..., Any], pair: Arguments, timeout: float, number: int) -> Any:
+def _call(function: Callable[..., Any], bound: BoundArguments, timeout: float, number: int) -> Any:
     try:
         with same_folder():
-            return _limited(function, pair, timeout) if timeout else function(*pair)
+            return _limited(function, bound, timeout) if timeout else function(*bound.args, **bound.kwargs)
     except (Exception, SystemExit) as error:  # whatever a user's function raises is reported
         raise CallError(number, error) from error
 
 
-def _limited(function: Callable[..., Any], pair: Arguments, timeout: float) -> Any:
+def _limited(function: Callable[..., Any], bound: BoundArguments, timeout: float) -> Any:
     answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
 
     def answer() -> None:
         try:
-            answers.put((function(*pair), None))
+            answers.put((function(*bound.args, **bound.kwargs), None))
         except BaseException as error:  # it is raised where the answer is awaited
             answers.put((None, error))
 
@@ -130,7 +95,7 @@ def _limited(function: Callable[..., Any], pair: Arguments, timeout: float) -> A
     return value
 
 
-def _together(function: Callable[..., Any], given: Sequence[Arguments], timeout: float, at_once: int) -> list[Any]:
+def _together(function: Callable[..., Any], given: Sequence[BoundArguments], timeout: float, at_once: int) -> list[Any]:
     waiting = asyncio.run_coroutine_threadsafe(_gather(function, given, timeout, at_once), _event_loop())
     # a call that never gives the loop back cannot be cancelled by it
     longest = timeout * (math.ceil(len(given) / at_once) + 1) if timeout else None
@@ -146,20 +111,22 @@ def _together(function: Callable[..., Any], given: Sequence[Arguments], timeout:
         raise
 
 
-async def _gather(function: Callable[..., Any], given: Sequence[Arguments], timeout: float, at_once: int) -> list[Any]:
+async def _gather(
+    function: Callable[..., Any], given: Sequence[BoundArguments], timeout: float, at_once: int
+) -> list[Any]:
     slots = asyncio.Semaphore(at_once)
 
-    async def one(number: int, pair: Arguments) -> Any:
+    async def one(number: int, bound: BoundArguments) -> Any:
         async with slots:
             try:
                 async with asyncio.timeout(timeout or None) as limit:
-                    return await function(*pair)
+                    return await function(*bound.args, **bound.kwargs)
             except (Exception, SystemExit) as error:  # whatever a user's function raises is reported
                 raise CallError(number, TookTooLong() if limit.expired() else error) from error
 
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(number, pair)) for number, pair in enumerate(given)]
+            tasks = [group.create_task(one(number, bound)) for number, bound in enumerate(given)]
     except* CallError as failed:
         first = min((error for error in failed.exceptions if isinstance(error, CallError)), key=lambda e: e.call or 0)
         raise first from first.error

@@ -155,6 +155,7 @@ def module(text: str, name: str) -> Callable[[Path], list[str]]:
 
     def write(home: Path) -> list[str]:
         (home / f"{name}.py").write_text(text)
+        sys.modules.pop(name, None)  # that of another folder
         return prepare(home)
 
     return write

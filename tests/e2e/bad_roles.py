@@ -233,9 +233,9 @@ REWARDS = (
     Case(
         "a reward of one argument",
         module("def judge(rows):\n    return []\n", "rewards_of_one_argument"),
-        r"phases\.grpo\.rewards: the reward 'rewards_of_one_argument:judge' cannot be called with two arguments "
-        r"\(too many positional "
-        r"arguments\); its parameters must be \(rows, completions\), \(row, completions\) or \(row, completion\)",
+        r"phases\.grpo\.rewards: the reward 'rewards_of_one_argument:judge' does not say what it is to be called with "
+        r"\(its parameters are \(rows\)\); it must have the parameters \(rows, completions\), \(row, completions\) or "
+        r"\(row, completion\), in any order, and a default for every other",
     ),
     Case(
         "a reward class that needs arguments",

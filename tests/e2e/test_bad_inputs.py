@@ -175,8 +175,9 @@ def test_a_reward_with_another_signature(tmp_path: Path, monkeypatch: pytest.Mon
     done = tiny.in_process(words)
     assert done.code == 2
     assert done.err == (
-        "error: phases.grpo.rewards: the reward 'one_argument:judge' cannot be called with two arguments (too many positional "
-        "arguments); its parameters must be (rows, completions), (row, completions) or (row, completion)\n"
+        "error: phases.grpo.rewards: the reward 'one_argument:judge' does not say what it is to be called with (its parameters "
+        "are (rows)); it must have the parameters (rows, completions), (row, completions) or (row, completion), in any order, "
+        "and a default for every other\n"
     )
     assert not (tmp_path / "out").exists()
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import sys
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -75,6 +76,53 @@ def test_a_module_of_the_current_directory(project: Path) -> None:
     found = load(FunctionReward(function="mine_rewards.judges:judge", weight=2.0))
     assert (found.name, found.weight) == ("judge", 2.0)
     assert score([found], ROWS, TEXTS)[0] == [1.0, 1.0, 1.0]
+
+
+def other_folder(project: Path, name: str) -> Path:
+    """A folder beside the current one that holds a module of the same name as one of the current folder."""
+    elsewhere = project / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / f"{name}.py").write_text("def judge(row, completion):\n    return 2.0\n")
+    (project / f"{name}.py").write_text("def judge(row, completion):\n    return 1.0\n")
+    return elsewhere
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_the_current_folder_comes_first_wherever_it_stands_on_the_path(project: Path, last: bool) -> None:
+    elsewhere = other_folder(project, "placed_rewards")
+    sys.path[:0] = [str(elsewhere)]
+    sys.path[:] = [*sys.path, str(project)] if last else sys.path
+    found = load(FunctionReward(function="placed_rewards:judge"))
+    assert score([found], ROWS, TEXTS)[0] == [1.0, 1.0, 1.0]
+    assert (sys.path[0], sys.path.count(str(project))) == (str(project), 1)
+
+
+def test_a_module_that_was_imported_from_elsewhere_is_not_taken_for_that_of_the_current_folder(project: Path) -> None:
+    elsewhere = other_folder(project, "known_rewards")
+    sys.path[:0] = [str(elsewhere)]
+    importlib.import_module("known_rewards")
+    with pytest.raises(RewardError) as caught:
+        load(FunctionReward(function="known_rewards:judge"))
+    assert str(caught.value) == (
+        f"the reward 'known_rewards:judge' would be taken from {elsewhere}/known_rewards.py, which Python has under the name "
+        f"'known_rewards' already, and not from {project}/known_rewards.py; give that file another name"
+    )
+
+
+@pytest.mark.parametrize("name", ["json", "math"])
+def test_a_file_with_a_name_of_python_itself_is_not_passed_over(project: Path, name: str) -> None:
+    (project / f"{name}.py").write_text("def judge(row, completion):\n    return 1.0\n")
+    with pytest.raises(RewardError, match=rf"would be taken from .*, and not from {project}/{name}.py"):
+        load(FunctionReward(function=f"{name}:judge"))
+
+
+def test_a_folder_of_data_hides_no_package(project: Path) -> None:
+    (project / "json").mkdir()
+    (project / "areno_fn" / "world").mkdir(parents=True)
+    (project / "areno_fn" / "world" / "rewards.py").write_text("")
+    assert load(FunctionReward(function="areno_fn.world.rewards:exact_match")).function is exact_match
+    with pytest.raises(RewardError, match="module 'json' has no 'judge'"):
+        load(FunctionReward(function="json:judge"))
 
 
 @pytest.mark.parametrize(
@@ -168,7 +216,10 @@ def test_what_a_reward_must_not_return(returned: Any, said: str) -> None:
 
 
 def test_a_weight_that_carries_a_sum_beyond_float32() -> None:
-    rewards = [reward(lambda rows, texts: [0.0, 1e30, 0.0], 1e9), reward(lambda rows, texts: [1.0] * 3, name="other")]
+    rewards = [
+        reward(lambda rows, completions: [0.0, 1e30, 0.0], 1e9),
+        reward(lambda rows, completions: [1.0] * 3, name="other"),
+    ]
     with pytest.raises(
         RewardError, match=r"the rewards of row 1 \(sums.jsonl:2\) add up to 1\S*e\+39 by their weights"
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import sys
 import threading
@@ -16,7 +17,7 @@ from areno_fn.contracts.errors import RewardError
 from areno_fn.contracts.spec import FunctionReward
 from areno_fn.world.data_row import Row
 from areno_fn.world.rewards import Loaded, Reward, load, load_all, score
-from areno_fn.world.rewards_call import form_of, is_async
+from areno_fn.world.rewards_form import form_of, is_async
 
 ROWS = [
     Row({"prompt": "1+1=", "answer": "2", "tags": ["x"]}, "sums.jsonl", line, source)
@@ -80,13 +81,108 @@ class Model:
 def test_the_parameters_say_the_form() -> None:
     assert [form_of(f) for f in (right, right_later, Model())] == ["one"] * 3
     assert [form_of(f) for f in (longest_of_group, group_later)] == ["group"] * 2
-    assert [form_of(f) for f in (batch_later, lambda a, b: [], max, lambda row, x: [])] == ["batch"] * 4
-    assert [is_async(f) for f in (right_later, Model(), right, lambda rows, completions: [])] == [
-        True,
-        True,
-        False,
-        False,
-    ]
+    assert form_of(batch_later) == "batch"
+    later = [right_later, Model(), functools.partial(Model())]
+    assert [is_async(f) for f in (*later, right, functools.partial(right), lambda rows, completions: [])] == [
+        True
+    ] * 3 + [False] * 3
+
+
+def swapped(completion: str, row: dict[str, Any]) -> float:
+    return float(completion == row["answer"])
+
+
+def between(row: dict[str, Any], weight: float = 2.0, completion: str = "") -> float:
+    return weight * (completion == row["answer"])
+
+
+def by_place(completion: str, row: dict[str, Any], /) -> float:
+    return swapped(completion, row)
+
+
+def by_name(*, completion: str, row: dict[str, Any], **rest: Any) -> float:
+    return swapped(completion, row)
+
+
+def scaled(scale: float, completion: str, row: dict[str, Any]) -> float:
+    return scale * swapped(completion, row)
+
+
+async def swapped_later(completions: list[str], row: dict[str, Any]) -> list[float]:
+    return [swapped(text, row) for text in completions]
+
+
+def swapped_batch(completions: list[str], rows: list[dict[str, Any]], *others: Any) -> list[float]:
+    return [swapped(text, row) for text, row in zip(completions, rows, strict=True)]
+
+
+@functools.wraps(swapped)
+def wrapped(*given: Any, **named: Any) -> float:
+    return swapped(*given, **named)
+
+
+class Swapped:
+    """Called as a function is."""
+
+    def __call__(self, completion: str, row: dict[str, Any]) -> float:
+        return swapped(completion, row)
+
+    async def later(self, completion: str, row: dict[str, Any]) -> float:
+        return swapped(completion, row)
+
+
+@pytest.mark.parametrize(
+    ("function", "worth"),
+    [
+        (swapped, 1.0),
+        (between, 2.0),
+        (by_place, 1.0),
+        (by_name, 1.0),
+        (functools.partial(scaled, 3.0), 3.0),
+        (functools.partial(scaled, scale=3.0), 3.0),
+        (swapped_later, 1.0),
+        (functools.partial(swapped_later), 1.0),
+        (swapped_batch, 1.0),
+        (wrapped, 1.0),
+        (Swapped(), 1.0),
+        (Swapped().later, 1.0),
+    ],
+)
+@pytest.mark.parametrize("timeout", [0.0, 30.0])
+def test_a_reward_is_called_by_the_names_of_its_parameters(
+    function: Callable[..., Any], worth: float, timeout: float
+) -> None:
+    assert score([reward(function, timeout=timeout)], ROWS, TEXTS, group=2)[0] == [worth, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("function", "parameters"),
+    [
+        (lambda a, b: [], "(a, b)"),
+        (lambda prompt, completion: 0.0, "(prompt, completion)"),
+        (lambda prompts, completions, **kw: [], "(prompts, completions, **kw)"),
+        (lambda row, compeltion: 0.0, "(row, compeltion)"),
+        (lambda rows, completion: [], "(rows, completion)"),
+        (lambda rows, completions, answer: [], "(rows, completions, answer)"),
+        (lambda row, completions=(), completion="": 0.0, "(row, completions=(), completion='')"),
+        (lambda *given: [], "(*given)"),
+        (functools.partial(scaled, completion=""), "(scale, *, completion='', row)"),
+    ],
+)
+def test_a_reward_with_other_parameters_is_refused_by_their_names(
+    function: Callable[..., Any], parameters: str
+) -> None:
+    with pytest.raises(RewardError) as caught:
+        score([reward(function)], ROWS, TEXTS)
+    assert str(caught.value) == (
+        f"the reward 'judge' does not say what it is to be called with (its parameters are {parameters}); it must have the "
+        f"parameters (rows, completions), (row, completions) or (row, completion), in any order, and a default for every other"
+    )
+
+
+def test_a_reward_whose_parameters_cannot_be_read_is_refused() -> None:
+    with pytest.raises(RewardError, match=r"with \(it does not say what its parameters are called\); it must have"):
+        score([reward(max)], ROWS, TEXTS)
 
 
 @pytest.mark.parametrize(
@@ -389,10 +485,10 @@ def test_a_class_is_made_once_for_all_who_share_it(project: Path) -> None:
         (
             "def judge(row): pass",
             {},
-            r"cannot be called with two arguments .*; its parameters must be \(rows, completions\)",
+            r"does not say what it is to be called with \(its parameters are \(row\)\); it must have the parameters",
         ),
-        ("def judge(): pass", {}, r"cannot be called with two arguments"),
-        ("def judge(row, completion, *, key): pass", {}, r"cannot be called with two arguments .*key"),
+        ("def judge(): pass", {}, r"does not say what it is to be called with \(its parameters are \(\)\)"),
+        ("def judge(row, completion, *, key): pass", {}, r"does not say .*\(row, completion, \*, key\)"),
         (
             "def judge(row, completion): pass",
             {"concurrency": 4},

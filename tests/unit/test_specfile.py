@@ -83,7 +83,7 @@ def test_a_good_file_is_read_with_its_defaults(base: Path) -> None:
             "{kind: sft}",
             "{kind: sft, samples: 2}",
             "phases.sft.algorithm has no field 'samples'; "
-            "other kinds of algorithm have it, so set its kind first",
+            "its kind 'sft' has none; one that has it, 'grpo', 'gspo' or 'ppo', would have to be set first",
         ),
         ("path: models/tiny", "dtype: source", "model lacks 'path', which must be text"),
         (
@@ -371,7 +371,8 @@ def test_later_overrides_win(base: Path) -> None:
         ("phases.sft.rewards.a.weight=1", "phases.sft.rewards has no item 'a'; it is empty"),
         (
             "phases.sft.algorithm.sampling.top_k=1",
-            "phases.sft.algorithm has no field 'sampling'; other kinds of algorithm have it, so set its kind first",
+            "phases.sft.algorithm has no field 'sampling'; its kind 'sft' has none; one that has it, 'grpo', 'gspo' or 'ppo', "
+            "would have to be set first",
         ),
         ("seed=abc", "seed must be an integer of at least 0, received the text 'abc'"),
         ("seed=-1", "seed must be an integer of at least 0, received the number -1"),
@@ -389,6 +390,36 @@ def test_later_overrides_win(base: Path) -> None:
 )
 def test_a_wrong_override_is_blamed_itself(base: Path, override: str, sentence: str) -> None:
     assert refused(base, "name=before", override) == f"--set {override}: {sentence}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (
+            ["phases.sft.algorithm.kind=gspo", "phases.sft.algorithm.aggregation=token_mean"],
+            "phases.sft.algorithm has no field 'aggregation'; its kind 'gspo' has none; one that has it, 'sft', 'grpo' or 'ppo', "
+            "would have to be set first",
+        ),
+        (
+            ["phases.sft.optimizers.actor.kind=sgd", "phases.sft.optimizers.actor.betas=[0.9, 0.99]"],
+            "phases.sft.optimizers.actor has no field 'betas'; its kind 'sgd' has none; one that has it, 'adamw' or 'adamw8bit', "
+            "would have to be set first",
+        ),
+        (
+            ["phases.sft.algorithm.kind=grpo", "phases.sft.algorithm.top_k=3"],
+            "phases.sft.algorithm has no field 'top_k'; a field of that name stands under phases.sft.algorithm.sampling",
+        ),
+        (
+            ["phases.sft.optimizers.actor.kind=muon", "phases.sft.optimizers.actor.warmup_steps=3"],
+            "phases.sft.optimizers.actor has no field 'warmup_steps'; a field of that name stands under "
+            "phases.sft.optimizers.actor.schedule",
+        ),
+    ],
+)
+def test_a_field_of_other_kinds_is_not_sought_where_it_cannot_be(
+    base: Path, overrides: list[str], sentence: str
+) -> None:
+    assert refused(base, *overrides) == f"--set {overrides[-1]}: {sentence}"
 
 
 def test_an_override_that_is_not_finite_is_refused(base: Path) -> None:

@@ -15,7 +15,7 @@ import yaml
 from msgspec import inspect
 
 from areno_fn.engine.specfile.formats import kind_of
-from areno_fn.engine.specfile.types import Path, Type, child, describe, fields, homes, locate, one_of
+from areno_fn.engine.specfile.types import Path, Type, child, describe, fields, homes, locate, one_of, structs
 from areno_fn.engine.specfile.yaml_text import number_in_yaml
 
 _MESSAGE = re.compile(r"(?P<head>.*?)(?: - at `(?P<path>\$[^`]*)`)?", re.DOTALL)
@@ -57,7 +57,13 @@ def explain(message: str, raw: Any, suffix: str) -> tuple[Path, str]:
 def unknown_field(where: str, name: str, info: Type, raw: Any) -> str:
     """A table has no such field: the closest one, or the table that has it, or all there are."""
     known = fields(info, raw)
-    advice = _home(where, name) or suggestion(name, known) or _listing(known)
+    advice = (
+        _other_kinds(name, info, raw)
+        or _inside(where, name, known)
+        or _home(name)
+        or suggestion(name, known)
+        or _listing(known)
+    )
     return f"{where or 'the specification'} has no field {name!r}; {advice}"
 
 
@@ -67,10 +73,21 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f"the nearest is {near[0]!r}" if near else ""
 
 
-def _home(where: str, name: str) -> str:
-    words = [word for word in where.split(".") if not word.isdigit()]
-    if words and words[-1] in {place.split(".")[-1] for place in homes(name)}:
-        return f"other kinds of {words[-1]} have it, so set its kind first"
+def _other_kinds(name: str, info: Type, raw: Any) -> str:
+    """The kinds of this table that have the field, where its own has not."""
+    having = [str(member.tag) for member in structs(info) if any(field.name == name for field in member.fields)]
+    if not having or not isinstance(raw, dict):
+        return ""
+    return f"its kind {raw.get('kind')!r} has none; one that has it, {one_of(having)}, would have to be set first"
+
+
+def _inside(where: str, name: str, known: Mapping[str, Type]) -> str:
+    """A table of this table that has the field."""
+    inner = [key for key, own in known.items() if any(f.name == name for member in structs(own) for f in member.fields)]
+    return f"a field of that name stands under {f'{where}.{inner[0]}'.lstrip('.')}" if inner else ""
+
+
+def _home(name: str) -> str:
     found = homes(name)
     outermost = {place for place in found if not any(other and place.startswith(f"{other}.") for other in found)}
     places = sorted({f"under {place}" if place else "at the top level" for place in outermost})
