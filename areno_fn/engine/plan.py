@@ -182,6 +182,8 @@ def _check_phases(spec: RunSpec, what: str, given: Mapping[str, Any]) -> None:
     for name in given:
         if name not in names:
             raise SpecError(f"{what}: there is no phase {name!r}; the phases are {', '.join(names)}")
+        if given[name] is None:
+            raise SpecError(f"{what}: what replaces those of the phase {name} is None; leave the phase out")
 
 
 def _device(spec: RunSpec) -> torch.device:

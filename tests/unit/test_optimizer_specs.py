@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import torch
 from e2e import tiny
-from typeguard import TypeCheckError
+from typeguard import TypeCheckError, suppress_type_checks
 
 import areno_fn as af
 from areno_fn import tree
@@ -205,6 +205,10 @@ def test_a_transform_of_the_library_is_a_pair_too(tmp_path: Path) -> None:
 def test_what_is_no_optimizer_is_refused() -> None:
     with pytest.raises(SpecError, match="optimizers: there is no phase 'sftt'; the phases are sft"):
         af.plan(spec({"kind": "adamw"}), optimizers={"sftt": sign_descent(0.1)})
+    for what in ("optimizers", "losses"):
+        sentence = f"^{what}: what replaces those of the phase sft is None; leave the phase out$"
+        with suppress_type_checks(), pytest.raises(SpecError, match=sentence):
+            af.plan(spec({"kind": "adamw"}), **{what: {"sft": None}})
     # typeguard, where a run of the tests has it, sees the wrong type first
     with pytest.raises(
         (SpecError, TypeCheckError), match=r"a pair \(init, update\) of functions, not tuple|not callable"

@@ -13,7 +13,7 @@ from areno_fn.steps.optimizers.adam8bit import adamw8bit
 from areno_fn.steps.optimizers.adamw import adamw
 from areno_fn.steps.optimizers.chain import chain
 from areno_fn.steps.optimizers.clip import clip_by_global_norm
-from areno_fn.steps.optimizers.guard import without_writes
+from areno_fn.steps.optimizers.guard import guarded
 from areno_fn.steps.optimizers.master import with_master
 from areno_fn.steps.optimizers.muon import muon
 from areno_fn.steps.optimizers.orthogonal import Placements
@@ -44,11 +44,12 @@ def optimizer_from(given: Transform | Pair) -> Optimizer:
     """The optimizer that a user's `(init, update)` makes: its updates are added to float32 masters.
 
     The pair is everything that happens to a gradient, sign and learning rate included; nothing is clipped, and the
-    norm of the gradient is reported. Its state is any tree of tensors. An update that writes to its parameters or to its
-    old state raises `RecordError`.
+    norm of the gradient is reported. Its state is any tree of tensors that keeps structure, shapes and dtypes. Updates have
+    the structure and the shapes of the parameters. An update that returns something else, or that writes to its
+    parameters or to its old state, raises `RecordError`.
 
     Raises:
-        SpecError: it is neither a `Transform` nor a pair of functions.
+        SpecError: it is neither a `Transform` nor a pair of functions, or they do not take what they are given.
     """
     if not isinstance(given, Transform):
         if not (isinstance(given, tuple) and len(given) == 2 and all(map(callable, given))):
@@ -56,4 +57,4 @@ def optimizer_from(given: Transform | Pair) -> Optimizer:
                 f"an optimizer of one's own is a Transform or a pair (init, update) of functions, not {type(given).__name__}"
             )
         given = Transform(init=given[0], update=given[1])
-    return with_master(chain(clip_by_global_norm(math.inf), without_writes(given)))
+    return with_master(chain(clip_by_global_norm(math.inf), guarded(given)))

@@ -11,6 +11,7 @@ from areno_fn.contracts.errors import RecordError
 from areno_fn.contracts.optim import Optimizer, Transform
 from areno_fn.contracts.record import record, replace
 from areno_fn.steps.optimizers.chain import reports
+from areno_fn.steps.optimizers.guard import both, like_parameters
 from areno_fn.steps.reduce import wide
 
 
@@ -34,6 +35,8 @@ def with_master(transform: Transform) -> Optimizer:
     In bfloat16 an update below 2^-8 of a weight rounds away. The masters are therefore the truth, and the
     parameters of lower precision are derived from them anew after every update. Gradients are taken to
     float32 first, and the transform sees the masters as its parameters.
+
+    Applying it raises `RecordError` where gradients or updates have not the structure and the shapes of the parameters.
     """
 
     def init(params: Any) -> MasterState:
@@ -52,8 +55,11 @@ def with_master(transform: Transform) -> Optimizer:
 
     def apply(gradients: Any, state: MasterState, params: Any) -> tuple[Any, MasterState, dict[str, torch.Tensor]]:
         masters = _masters(params, state.master)
-        updates, inner = transform.update(tree.map(lambda g, _: wide(g), gradients, params), state.inner, masters)
-        moved = tree.unflatten(params, torch._foreach_add(tree.leaves(masters), tree.leaves(updates)))
+        slopes = [wide(leaf) for leaf in like_parameters(gradients, params, "the gradient")]
+        updates, inner = both(transform.update(tree.unflatten(params, slopes), state.inner, masters))
+        old = tree.leaves(masters)
+        moves = zip(like_parameters(updates, masters, "an optimizer's update"), old, strict=True)
+        moved = tree.unflatten(params, torch._foreach_add(old, [move.to(leaf.dtype) for move, leaf in moves]))
         master = {path: leaf for path, leaf in tree.leaves_with_path(moved) if path in state.master}
         stored = tree.map(lambda new, old: new.to(old.dtype), moved, params)
         return stored, MasterState(master=master, inner=inner), reports(inner)
