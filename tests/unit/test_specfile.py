@@ -153,8 +153,8 @@ def test_a_good_file_is_read_with_its_defaults(base: Path) -> None:
          "log.tensorboard must be true or false, received the text 'yes'; write true without quotes"),
         ("model:", "device: gpu\nmodel:", "device must be 'auto', 'cpu' or 'cuda', received the text 'gpu'"),
         ("model:", "seed: 9223372036854775808\nmodel:", "seed holds a whole number that does not fit 64 bits" + PLAIN),
-        ("lr: 0.001", "lr: .inf", "phases.0.optimizers.0.lr holds the number inf" + PLAIN),
-        ("lr: 0.001", "1: 2", "phases.0.optimizers.0 holds the key 1, which is not text" + PLAIN),
+        ("lr: 0.001", "lr: .inf", "phases.sft.optimizers.actor.lr holds the number inf" + PLAIN),
+        ("lr: 0.001", "1: 2", "phases.sft.optimizers.actor holds the key 1, which is not text" + PLAIN),
         ("model:", "version: 3\nmodel:", "version 3 is newer than this release reads, which is 1 or 2; update areno_fn to run it"),
         ("model:", "version: 0\nmodel:", "version must be 1 or 2, received the number 0"),
         ("model:", "version: '1'\nmodel:", "version must be 1 or 2, received the text '1'"),
@@ -424,7 +424,7 @@ def test_a_field_of_other_kinds_is_not_sought_where_it_cannot_be(
 
 def test_an_override_that_is_not_finite_is_refused(base: Path) -> None:
     override = "phases.sft.optimizers.actor.lr=nan"
-    assert refused(base, override) == f"--set {override}: phases.0.optimizers.0.lr holds the number nan" + PLAIN
+    assert refused(base, override) == f"--set {override}: phases.sft.optimizers.actor.lr holds the number nan" + PLAIN
 
 
 def test_a_table_left_incomplete_by_an_override_blames_both(base: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import msgspec
 import tomli_w
 
 from areno_fn.contracts.errors import SpecError
+from areno_fn.engine.specfile.types import Path as Place
+from areno_fn.engine.specfile.types import locate
 from areno_fn.engine.specfile.yaml_text import YamlError, dump_yaml, load_yaml
 
 SUFFIXES = (".toml", ".yaml", ".yml", ".json", ".msgpack")
@@ -65,21 +68,26 @@ def encode(plain: dict[str, Any], suffix: str) -> bytes:
     return dump_yaml(plain).encode()
 
 
-def require_plain(value: Any, where: str, place: str = "", above: tuple[int, ...] = ()) -> None:
+def require_plain(value: Any, where: str) -> None:
     """Refuses what is not plain data.
 
     Raises:
-        SpecError: names the place and what stands there.
+        SpecError: names the place, as `--set` takes it, and what stands there.
     """
-    wrong = _not_plain(value)
-    if wrong is None and id(value) in above:
-        wrong = "a table that contains itself"
-    if wrong is not None:
+    for path, wrong in _wrongs(value, (), ()):
         right = "a specification holds text, finite numbers, booleans, lists and tables with text keys"
-        raise SpecError(f"{where}: {place or 'the top'} holds {wrong}; {right}")
+        raise SpecError(f"{where}: {locate(value, path)[0] or 'the top'} holds {wrong}; {right}")
+
+
+def _wrongs(value: Any, path: Place, above: tuple[int, ...]) -> Iterator[tuple[Place, str]]:
+    """Everything in a value that is not plain, with its place."""
+    wrong = "a table that contains itself" if id(value) in above else _not_plain(value)
+    if wrong is not None:
+        yield path, wrong
+        return
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in items:
-        require_plain(item, where, f"{place}.{key}" if place else str(key), (*above, id(value)))
+        yield from _wrongs(item, (*path, key), (*above, id(value)))
 
 
 def kind_of(value: Any) -> str:

@@ -7,12 +7,15 @@ from collections.abc import Callable
 from areno_fn.contracts.spec import (
     DPO,
     GRPO,
+    GSPO,
+    PPO,
     SFT,
     AdamWSpec,
     ArithmeticData,
     Batch,
     ByteTokenizer,
     Checkpoint,
+    Critic,
     Evaluation,
     FunctionReward,
     HFModel,
@@ -25,6 +28,7 @@ from areno_fn.contracts.spec import (
 )
 
 _EXACT = FunctionReward(function="areno_fn.world.rewards:exact_match", name="exact_match")
+_DRAWN = Sampling(max_tokens=256)
 
 
 def quickstart() -> RunSpec:
@@ -123,19 +127,34 @@ def dpo() -> RunSpec:
 
 def grpo() -> RunSpec:
     """Reinforcement learning of a Hugging Face folder against a reward function."""
+    return _rewarded("grpo", GRPO(sampling=_DRAWN, clip_high=0.28, kl_coef=0.01), AdamWSpec(lr=1e-6))
+
+
+def gspo() -> RunSpec:
+    """The same with one ratio a completion, which mixtures of experts take better, and bounds of the size that this needs."""
+    return _rewarded("gspo", GSPO(sampling=_DRAWN, minibatches=4), AdamWSpec(lr=1e-6))
+
+
+def ppo() -> RunSpec:
+    """The same with a critic, which says of every token what it was worth; it begins as a copy of the model."""
+    algorithm = PPO(sampling=_DRAWN, samples=4, minibatches=4, kl_coef=0.01, critic=Critic(warmup=5))
+    return _rewarded("ppo", algorithm, AdamWSpec(lr=1e-6), AdamWSpec(role="critic", lr=5e-6))
+
+
+def _rewarded(name: str, algorithm: GRPO | GSPO | PPO, *optimizers: AdamWSpec) -> RunSpec:
     reward = FunctionReward(function="areno_fn.world.rewards:contains_answer", name="contains_answer")
     return RunSpec(
-        name="grpo",
-        out="out/grpo",
+        name=name,
+        out=f"out/{name}",
         model=HFModel(path="models/my-model"),
         phases=[
             Phase(
-                name="grpo",
+                name=name,
                 steps=100,
-                algorithm=GRPO(sampling=Sampling(max_tokens=256), clip_high=0.28, kl_coef=0.01),
+                algorithm=algorithm,
                 data=[JsonlData(path="data/train.jsonl")],
                 batch=Batch(rows=8),
-                optimizers=[AdamWSpec(lr=1e-6)],
+                optimizers=list(optimizers),
                 rewards=[reward],
             )
         ],
@@ -150,5 +169,12 @@ def grpo() -> RunSpec:
     )
 
 
-STARTERS: dict[str, Callable[[], RunSpec]] = {"sft": sft, "dpo": dpo, "grpo": grpo, "quickstart": quickstart}
+STARTERS: dict[str, Callable[[], RunSpec]] = {
+    "sft": sft,
+    "dpo": dpo,
+    "grpo": grpo,
+    "gspo": gspo,
+    "ppo": ppo,
+    "quickstart": quickstart,
+}
 """Starters by the name that `python -m areno_fn.spec new --kind` takes."""
