@@ -305,7 +305,7 @@ class EMA(Spec, frozen=True, kw_only=True):
     """An average of the actor over the phase, s <- d s + (1 - d) p, updated every `every` optimizer steps.
 
     `schedule` says what d is at the update after n others: `decay`, min(decay, (1 + n) / (10 + n)) for "warmup", or
-    decay min(1, n / ramp) for "linear". Up to the optimizer step `start` the average is a copy.
+    decay min(1, n / ramp) for "linear". Updates up to the optimizer step `start` copy the actor.
     """
 
     decay: Unit = 0.999

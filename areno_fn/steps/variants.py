@@ -80,11 +80,7 @@ def ema_update(average: T, params: T, decay: float) -> T:
     """
     if not 0 <= decay <= 1:
         raise RecordError(f"the decay of an average must be from 0 to 1, received {decay}")
-    for (path, old), new in zip(tree.leaves_with_path(average), _like(average, params), strict=True):
-        if old.shape != new.shape or old.dtype != _wider(new):
-            raise RecordError(
-                f"{path}: the average is {shown(old)} and the parameter {shown(new)}; begin it with ema_begin(params)"
-            )
+    _require_average(average, params)
     if decay == 1:
         return average
     if decay == 0:
@@ -98,7 +94,12 @@ def ema_params(average: T, like: Any) -> T:
     Args:
         average: what `ema_update` returned.
         like: the parameters that it is the average of.
+
+    Raises:
+        RecordError: a leaf of the average is not what `ema_begin` makes of its parameter.
+        ValueError: the structures differ.
     """
+    _require_average(average, like)
     return _each(lambda leaf, own: leaf.to(own.dtype), average, like)
 
 
@@ -130,7 +131,7 @@ def averaging(state: TrainState, role: str = "actor", shelf: Shelf = Shelf()) ->
 def averaged(state: TrainState, spec: EMA, role: str = "actor", shelf: Shelf = Shelf()) -> TrainState:
     """The state with the average one optimizer step further.
 
-    Every `every` steps the average is updated. Up to the step `start` it is a copy; what is averaged begins there.
+    Every `every` steps the average is updated. Updates up to the step `start` copy; what is averaged begins with the last copy.
     """
     seen, updates = int(state.controls[SEEN]) + 1, int(state.controls[UPDATES])
     counted = replace(state, controls={**state.controls, SEEN: seen})
@@ -177,6 +178,21 @@ def refreshed(step: Update, every: int, put: Callable[[Any], Any], *, role: str,
         return state, metrics
 
     return following
+
+
+def _require_average(average: Any, params: Any) -> None:
+    for (path, old), new in zip(tree.leaves_with_path(average), _like(average, params), strict=True):
+        if not _averages(old, new):
+            raise RecordError(
+                f"{path}: the average is {shown(old)} and the parameter {shown(new)}; begin it with ema_begin(params)"
+            )
+
+
+def _averages(old: Any, new: Any) -> bool:
+    """Whether one leaf can be the average of another."""
+    if not (isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor)):
+        return False
+    return old.shape == new.shape and old.dtype == _wider(new)
 
 
 def _wider(leaf: torch.Tensor) -> torch.dtype:

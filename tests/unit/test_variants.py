@@ -143,6 +143,19 @@ def test_what_is_no_update_is_refused(average: Any, params: Any, decay: float, w
         ema_update(average, params, decay)
 
 
+@pytest.mark.parametrize("other", [None, 3, 2.5, "w", torch.ones(3)])
+def test_what_is_no_average_is_named(other: Any) -> None:
+    mine = {"w": torch.ones(2)}
+    for average, params in ((mine, {"w": other}), ({"w": other}, mine), ({"w": other}, {"w": None})):
+        for decay in (0.0, 0.5, 1.0):
+            with pytest.raises(
+                RecordError, match=r"^w: the average is .* and the parameter .*; begin it with ema_begin"
+            ):
+                ema_update(average, params, decay)
+        with pytest.raises(RecordError, match=r"^w: the average is .* and the parameter .*; begin it with ema_begin"):
+            ema_params(average, params)
+
+
 def test_other_structures_and_whole_numbers_are_refused() -> None:
     with pytest.raises(ValueError, match="only in the second tree"):
         ema_update({"w": torch.ones(2)}, {"w": torch.ones(2), "v": torch.ones(2)}, 0.5)

@@ -239,7 +239,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "schedule": "of the decay: constant, or rising from about 0",
         "ramp": "updates until the decay is reached; linear only",
         "every": "optimizer steps between updates",
-        "start": "optimizer steps up to which the average is a copy",
+        "start": "optimizer steps up to which an update copies the actor",
         "evaluate": "evaluations are made with the average too",
         "export": "it is written at the end, beside the trained model",
     },
