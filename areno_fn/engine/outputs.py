@@ -97,6 +97,12 @@ class Outputs:
         """
         return self.root / "export"
 
+    @property
+    def results(self) -> list[Path]:
+        """The trained models and adapters that are there."""
+        names = ("export", *OWN[len(_ALWAYS) :])
+        return [path for path in _present(self) if path.name in names]
+
     def left_over(self, spec: RunSpec) -> list[Path]:
         """What is there that a run of this specification does not write; it may be all that is left of something."""
         names = set(written(spec))

@@ -66,8 +66,9 @@ def run(
         0 when the run is complete, 130 when it was interrupted and left a checkpoint.
     """
     _check_accept(accept, resume)
-    inspect(spec.out, resume=resume, overwrite=overwrite)
+    outputs = inspect(spec.out, resume=resume, overwrite=overwrite)
     require_apart(spec, overwrite=overwrite)
+    _continued(outputs, resume)
     made = plan(spec, losses, optimizers)
     with prepare(spec.out, resume=resume, overwrite=overwrite) as outputs, closing(open_display()) as display:
         state = _train(made, outputs, display, resume, accept)
@@ -88,7 +89,7 @@ def describe(spec: RunSpec, *, resume: bool = False, overwrite: bool = False, ac
     # after everything else: a folder that holds a run must not hide what is wrong with the specification
     outputs = inspect(spec.out, resume=resume, overwrite=overwrite)
     require_apart(spec, overwrite=overwrite)
-    checkpoint = latest(outputs.checkpoints) if resume else None
+    checkpoint = _continued(outputs, resume)
     if checkpoint is not None:
         require_same_run(made, checkpoint, _recorded(outputs), accept)
     lines = [f"{spec.name}: {made.model.family.name} on {made.device}, seed {spec.seed}, out {spec.out}"]
@@ -171,6 +172,17 @@ def _resumed(made: Plan, outputs: Outputs, display: Display, checkpoint: Path, a
         keep = made.spec.checkpoint.keep
         save_state(outputs.checkpoints, state.cursor.total, state, made.identity, keep, roles=made.roles)
     return state
+
+
+def _continued(outputs: Outputs, resume: bool) -> Path | None:
+    """The state to continue; none where a run begins, which then must not take the place of what another has left."""
+    checkpoint = latest(outputs.checkpoints) if resume else None
+    if resume and checkpoint is None and outputs.results:
+        raise SpecError(
+            f"out: {outputs.results[0]} is there, but no checkpoint that a run could be continued from; move it elsewhere, choose "
+            f"another folder, or pass --overwrite to delete it"
+        )
+    return checkpoint
 
 
 def _check_accept(accept: Sequence[str], resume: bool) -> None:

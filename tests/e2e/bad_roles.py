@@ -207,7 +207,7 @@ OPTIMIZERS = (
     Case(
         "a KL in the reward without a coefficient",
         spec(phases__grpo__algorithm__kl_coef=0.0, phases__grpo__algorithm__kl_in="reward"),
-        r"phases\.grpo\.algorithm\.kl_in: without kl_coef there is no KL to take from the reward; give kl_coef, "
+        r"phases\.grpo\.algorithm\.kl_in: without kl_coef no KL is taken from the loss or the reward; give kl_coef, "
         r"or remove this",
     ),
     Case(

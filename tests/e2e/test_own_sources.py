@@ -36,6 +36,20 @@ def test_a_run_does_not_delete_or_replace_its_own_source(flags: list[str], whole
     assert tiny.files(out) == before
 
 
+@pytest.mark.parametrize("flags", [["--resume"], ["--resume", "--dry-run"]])
+def test_what_was_trained_is_not_replaced_by_a_run_that_begins_anew(
+    flags: list[str], whole: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    shutil.rmtree(out / "checkpoints")
+    before = tiny.files(out)
+    done = tiny.run(tiny.write_spec(tmp_path), out, *flags, **SHORT)
+    assert done.code == 2 and len(done.err.splitlines()) == 1
+    assert f"out: {out / 'export'} is there, but no checkpoint that a run could be continued from; " in done.err
+    assert tiny.files(out) == before
+
+
 def test_a_run_is_started_afresh_from_the_record_in_its_own_folder(whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shutil.copytree(whole, out)
