@@ -74,8 +74,8 @@ def test_the_host_never_waits() -> None:
     state = optimizer.init(params)
     gradient = {"matrix": torch.ones(64, 64, device="cuda")}
     params, state, _ = optimizer.apply(gradient, state, params)
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         optimizer.apply(gradient, state, params)
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -138,8 +138,8 @@ def summed(kernel: Cases, arguments: Arguments) -> Callable[[tuple[torch.Tensor,
 
 @contextmanager
 def waiting_is_an_error() -> Iterator[None]:
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -183,6 +183,7 @@ def test_requests_with_cancellations_get_what_they_get_alone() -> None:
                     assert same(done[name], want, 2e-4)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
 def test_a_token_step_never_waits_for_the_device() -> None:
     policy, params = tiny("qwen3")
     params = on_gpu(params)
@@ -194,8 +195,8 @@ def test_a_token_step_never_waits_for_the_device() -> None:
         for _ in range(3):
             batch.advance()
         mode = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")
         try:
+            torch.cuda.set_sync_debug_mode("error")
             ended = sum(len(finished.sequences) for _ in range(9) for finished in batch.advance())
         finally:
             torch.cuda.set_sync_debug_mode(mode)
@@ -236,4 +237,8 @@ def test_a_rollout_after_the_first_takes_no_more_memory() -> None:
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() <= held + (1 << 20)
     paged.release()
-    assert torch.cuda.memory_allocated() < held / 2
+    base = torch.cuda.memory_allocated()  # with what the libraries keep for themselves
+    assert base < held - (1 << 20), "the cache and the captured steps are given back"
+    paged(params, given, Key.of(0), Sampling(max_tokens=64), samples=4)
+    paged.release()
+    assert torch.cuda.memory_allocated() <= base + (1 << 20)

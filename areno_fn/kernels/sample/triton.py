@@ -216,8 +216,8 @@ def _bound(
 ):  # fmt: skip
     """The largest bound in [low, high) that has at least the target at or above it; `low` has."""
     number = tl.arange(0, 4).to(tl.int64)
-    while high - low > 1:
-        step = tl.maximum((high - low) // 5, 1)
+    while low < high - 1:
+        step = tl.maximum(high // 5 - low // 5, 1)  # orders of float64 lie further apart than 64 bits can tell
         bound = low + (number + 1) * step
         found = _above(ptr, size, stride, bound, peak, MASS, TEMPERATURE, WIDE, INT, BITS, COLUMNS)
         enough = (found >= target) & (bound < high)

@@ -105,10 +105,11 @@ class Lanes:
         self._names[lanes], self._stored[lanes] = self._numbers(names), self._numbers(stored)
         self._limits[lanes] = self._numbers(limits)
         self._table[lanes] = self._numbers([[*pages, *[0] * (self.width - len(pages))] for pages in tables])
-        self._drawn[lanes], self._stopped[lanes], self._alive[lanes] = 0, False, True
-        self._out_tokens[lanes], self._out_logp[lanes] = 0, 0.0
+        for buffer in (self._drawn, self._stopped, self._out_tokens, self._out_logp):
+            buffer.index_fill_(0, lanes, 0)
+        self._alive.index_fill_(0, lanes, 1)
         if self._out_kept is not None:
-            self._out_kept[lanes] = 1
+            self._out_kept.index_fill_(0, lanes, 1)
         for slot, columns in zip(slots, before, strict=True):
             if columns is not None:
                 self._restore(slot, columns)
@@ -137,8 +138,9 @@ class Lanes:
     def clear(self, slots: Sequence[int]) -> None:
         """Empties lanes, so that nothing is written to what were their pages."""
         lanes = self._numbers(slots)
-        self._alive[lanes] = False
-        self._stored[lanes], self._tokens[lanes], self._table[lanes] = 0, 0, 0
+        # a number that is assigned would be copied to a GPU, and waited for
+        for buffer in (self._alive, self._stored, self._tokens, self._table):
+            buffer.index_fill_(0, lanes, 0)
 
     def gather(self, slots: Sequence[int]) -> Columns:
         """What has been drawn in some lanes, in memory of its own."""
