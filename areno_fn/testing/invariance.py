@@ -13,7 +13,7 @@ from areno_fn.random import permutation
 from areno_fn.steps.compose import accumulate
 from areno_fn.testing import rows as batches
 from areno_fn.testing.rows import Take
-from areno_fn.testing.sizes import deviation, floating, require_finite, require_some, widened
+from areno_fn.testing.sizes import deviation, floating, require_finite, require_some, summed, widened
 
 _MORAL = "an objective returns Sums of a numerator and a denominator and never divides"
 
@@ -172,7 +172,7 @@ def _measured(
     """What training makes of micro-batches: the sums, the statistics, the maxima and the gradient."""
 
     def annotated(params: Any, batch: Any) -> Sums:
-        return objective(params, batch)
+        return summed(objective(params, batch))
 
     gradient, sums = accumulate(annotated)(params, parts)
     return {

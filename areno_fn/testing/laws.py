@@ -16,6 +16,7 @@ from areno_fn.contracts.actions import Sums
 from areno_fn.contracts.batch import Prompts, Rollout
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.policy import TokenPolicy
+from areno_fn.contracts.record import shown
 from areno_fn.contracts.spec import Sampling
 from areno_fn.steps.token.experience import experience
 from areno_fn.steps.token.rollout import sampler
@@ -84,7 +85,10 @@ def gradient(
 
     def value(moved: Any) -> torch.Tensor:
         result = function(moved, *args)
-        return result.total if isinstance(result, Sums) else result
+        total = result.total if isinstance(result, Sums) else result
+        if not isinstance(total, torch.Tensor) or total.ndim:
+            raise AssertionError(f"the function returned {shown(total)}; it must return a scalar tensor or Sums")
+        return total
 
     _, slope = value_and_grad(value)(params)
     for number in range(directions):

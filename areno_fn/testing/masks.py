@@ -12,7 +12,7 @@ from areno_fn.autodiff import value_and_grad
 from areno_fn.contracts.actions import Sums
 from areno_fn.contracts.batch import Experience, PackedTokens, Pairs
 from areno_fn.contracts.record import replace
-from areno_fn.testing.sizes import deviation, floating, require_finite, require_some, widened
+from areno_fn.testing.sizes import deviation, floating, require_finite, require_some, summed, widened
 
 JUNK = (float("nan"), float("inf"), float("-inf"), 1e30, 0.0)
 """What is put under a mask."""
@@ -172,7 +172,7 @@ def _require_none(gradient: torch.Tensor, dead: torch.Tensor) -> None:
 
 def _measured(function: Callable[[Any], Sums], at: Any) -> dict[str, Any]:
     def of(moved: Any) -> tuple[torch.Tensor, Sums]:
-        sums = function(moved)
+        sums = summed(function(moved))
         return sums.total, sums
 
     (_, sums), slope = value_and_grad(of, has_aux=True)(at)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from areno_fn import tree
+from areno_fn.contracts.actions import Sums
 
 Numbers = Mapping[str, Sequence[torch.Tensor]]
 """Tensors by what messages call them."""
@@ -67,6 +68,20 @@ def require_finite(numbers: Numbers) -> None:
             bad = tensor.isnan() if name.startswith("peaks") else ~tensor.isfinite()
             if bool(bad.any()):
                 raise AssertionError(f"{name} is {float(tensor[bad][0])} before anything is changed; it must be finite")
+
+
+def summed(result: object) -> Sums:
+    """What a loss returned.
+
+    Raises:
+        AssertionError: it is no `Sums`.
+    """
+    if not isinstance(result, Sums):
+        raise AssertionError(
+            f"the loss returned a {type(result).__name__}; it must return Sums(total=total, weight=weight, ...), undivided, "
+            f"with total, weight = aggregate(...)"
+        )
+    return result
 
 
 def require_some(count: int, what: str, right: str) -> None:

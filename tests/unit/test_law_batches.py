@@ -10,6 +10,7 @@ import torch
 from faults.law_cases import PARAMS, POLICY, packed, planted_step, state
 from hypothesis import given
 from hypothesis import strategies as st
+from typeguard import suppress_type_checks
 
 from areno_fn import tree
 from areno_fn.contracts.actions import Scores, Sums
@@ -134,6 +135,27 @@ def test_nan_is_not_told_from_nan_and_fails() -> None:
             call(broken, PARAMS, packed())
     with pytest.raises(AssertionError, match="^loss is nan before anything is changed; it must be finite$"):
         laws.mask_blind(broken, PARAMS, packed())
+
+
+def test_a_loss_that_returns_a_mean_is_told_what_to_return() -> None:
+    scores = score(POLICY, Sampling())(PARAMS, packed())
+    calls: list[Callable[[], Any]] = [
+        lambda: laws.mask_blind(lambda s: s.logp.mean(), scores),
+        lambda: laws.mask_blind(lambda p, b: p.table.mean(), PARAMS, packed()),
+        lambda: laws.accumulation_invariant(lambda p, b: p.table.mean(), PARAMS, packed()),
+        lambda: laws.permutation_invariant(lambda p, b: p.table.mean(), PARAMS, packed()),
+    ]
+    for call in calls:
+        with (
+            suppress_type_checks(),
+            pytest.raises(AssertionError, match="^the loss returned a Tensor; it must return Sums"),
+        ):
+            call()
+    for result, told in (((1, 2), r"\(1, 2\)"), (torch.ones(2), r"f32\[2\]"), (3.0, "3.0")):
+        with pytest.raises(
+            AssertionError, match=f"^the function returned {told}; it must return a scalar tensor or Sums$"
+        ):
+            laws.gradient(lambda params, result=result: result, {"w": torch.ones(2)})
 
 
 def test_what_counts_masked_decisions_is_named() -> None:
