@@ -71,6 +71,18 @@ def test_a_phase_with_a_critic_is_added(steps: int, wholes: dict[str, Path], tmp
     assert tiny.state(out) == tiny.state(wholes["both"])
 
 
+def test_a_critic_of_adapters_is_added_and_removed(tmp_path: Path) -> None:
+    wholes = {name: tmp_path / name for name in ("sft", "both")}
+    for name, text in (("sft", SFT), ("both", BOTH)):
+        assert run(tmp_path, text, wholes[name], finetune="lora").code == 0
+    for before, after, text in (("sft", "both", BOTH), ("both", "sft", SFT)):
+        (tmp_path / after / "again").mkdir()
+        out = copied(wholes[before], tmp_path / after / "again", 3)
+        done = resumed(tmp_path, text, out, *ACCEPT, finetune="lora")
+        assert (done.code, done.err) == (0, "")
+        assert tiny.state(out) == tiny.state(wholes[after])
+
+
 @pytest.mark.parametrize("steps", [2, 4])
 def test_a_phase_with_a_critic_is_removed_before_it_begins(steps: int, wholes: dict[str, Path], tmp_path: Path) -> None:
     out = copied(wholes["both"], tmp_path, steps)
