@@ -17,6 +17,7 @@ from areno_fn.contracts.placement import Placement
 from areno_fn.testing.elements import member, plain, random_bits, refusals, require_same
 from areno_fn.testing.layouts import RANKS, dealt
 from areno_fn.testing.plain_files import INDEX, STORABLE, PlainFolder, read_folder, size, write_folder
+from areno_fn.testing.sizes import require_some
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float16, torch.float8_e4m3fn)
 _CONFIG = {"model_type": "made-up", "dtype": "bfloat16"}
@@ -33,7 +34,11 @@ def state_dict(
         layout: from the tensors of the file to the leaves.
         dtypes: one is drawn for the tensors of each part that declares none, since joined tensors must agree.
         key: names the draws.
+
+    Raises:
+        ValueError: there is no dtype.
     """
+    require_some(len(dtypes), "dtypes name none", "give one at least")
     key = key or Key.of(0)
     chosen = random_bits({str(number): TensorSpec((1,), torch.uint8) for number in range(len(layout.parts))}, key)
     specs: dict[str, TensorSpec] = {}
@@ -78,6 +83,7 @@ def checkpoint_roundtrip(
 
     Raises:
         AssertionError: says what is not the same, or what was refused.
+        ValueError: there is no dtype.
     """
     if folder is None:
         with tempfile.TemporaryDirectory() as made:

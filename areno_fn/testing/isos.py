@@ -21,6 +21,7 @@ from areno_fn.testing.elements import (
     refusals,
     require_same,
 )
+from areno_fn.testing.sizes import require_some
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn)
 _FLIP = 0x0101010101010101  # changes every byte, so that a comparison of any width sees it
@@ -45,7 +46,9 @@ def iso_roundtrip(
 
     Raises:
         AssertionError: says which law is broken and at which element.
+        ValueError: there is no dtype.
     """
+    require_some(len(dtypes), "dtypes name none", "give iso_roundtrip one at least")
     _require_inverse_declared(iso)
     for way, there in (("forward", iso), ("backward", iso.inverse)):
         with refusals(f"the layout, {way}, does not take tensors that are as it declares them"):

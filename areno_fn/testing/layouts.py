@@ -13,6 +13,7 @@ from areno_fn.contracts.placement import Placement, place, rank_name
 from areno_fn.testing.elements import Numbering, index, moved, refusals, takes
 from areno_fn.testing.isos import iso_roundtrip
 from areno_fn.testing.plain_shards import plain_shard
+from areno_fn.testing.sizes import require_some
 
 Plain = Callable[[dict[str, torch.Tensor]], Mapping[str, torch.Tensor]]
 """Leaves by their paths, made of the tensors of a file by indexing and concatenation."""
@@ -64,7 +65,9 @@ def shards_agree(iso: Iso, reference: PlainShard, ranks: int) -> None:
 
     Raises:
         AssertionError: names the rank, the leaf, the element that stands there and the one that belongs there.
+        ValueError: there is no rank.
     """
+    require_some(ranks, f"ranks={ranks} hold nothing", "give shards_agree 1 at least")
     iso_roundtrip(iso, dtypes=(torch.bfloat16,), exact_sources=False)
     numbering = Numbering.of(iso.source)
     with refusals("the placement does not take the leaves that it declares"):
@@ -91,7 +94,9 @@ def placements_agree(
 
     Raises:
         AssertionError: as of `shards_agree`, or the leaves cannot even be dealt to one rank.
+        ValueError: there is no number to try.
     """
+    require_some(len(ranks), "ranks name no number", "give placements_agree 1 at least")
     agreed = []
     for count in ranks:
         placed = dealt(leaves, placements, count)

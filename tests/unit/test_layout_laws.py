@@ -360,3 +360,18 @@ def test_a_family_that_is_not_there_is_refused_by_name() -> None:
 def test_a_reference_that_reads_what_is_not_claimed_is_named() -> None:
     with pytest.raises(AssertionError, match="the reference reads 'c', which the layout does not claim"):
         laws.layout_agrees(identity({"a": A}), lambda tensors: {"a": tensors["c"]})
+
+
+LEAVES = {"w": TensorSpec((3, 2))}
+NOTHING: list[tuple[str, Callable[[], object]]] = [
+    ("dtypes name none", lambda: laws.iso_roundtrip(identity(LEAVES), dtypes=())),
+    ("dtypes name none", lambda: laws.checkpoint_roundtrip(identity(LEAVES), dtypes=())),
+    ("ranks=0 hold nothing", lambda: laws.shards_agree(identity(LEAVES), lambda tensors, rank: tensors, 0)),
+    ("ranks name no number", lambda: laws.placements_agree(LEAVES, {"w": Split(0)}, ())),
+]
+
+
+@pytest.mark.parametrize(("sentence", "call"), NOTHING)
+def test_nothing_to_compare_is_no_pass(sentence: str, call: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match=f"^{sentence}, so that nothing would be compared; give"):
+        call()
