@@ -17,7 +17,9 @@ from areno_fn.engine.composition import check_composition
 
 def command(arguments: Sequence[str]) -> int:
     """Runs one subcommand and returns its exit code."""
-    options = _parser().parse_args(list(arguments))
+    options, strange = _parser().parse_known_args(list(arguments))
+    if strange:  # argparse itself would show how the command above is used
+        options.parser.error(f"unrecognized arguments: {' '.join(strange)}")
     code: int | None = options.run(options)
     return code or 0
 
@@ -162,7 +164,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add(commands: argparse._SubParsersAction, name: str, run: object, words: str) -> argparse.ArgumentParser:
     one: argparse.ArgumentParser = commands.add_parser(name, help=words, description=f"{words[0].upper()}{words[1:]}.")
-    one.set_defaults(run=run)
+    one.set_defaults(run=run, parser=one)
     return one
 
 

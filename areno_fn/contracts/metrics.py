@@ -68,8 +68,8 @@ METRICS: Mapping[str, str] = MappingProxyType(
 
 NAMED_METRICS: Mapping[str, str] = MappingProxyType(
     {
-        "reward/": "mean of one training reward over the sampled completions, under the reward's name",
-        "eval/": "mean of one evaluation reward over the held-out rows, under the reward's name; eval/score is their weighted sum",
+        "reward/": "mean of one training reward over the sampled completions that it judged, under the reward's name",
+        "eval/": "mean of one evaluation reward over the held-out rows it judged; eval/score is the weighted sum, over all rows",
         "eval_ema/": "the same of the average that a phase with `ema` keeps of the actor",
     }
 )

@@ -14,6 +14,7 @@ from areno_fn.contracts.spec import (
     DPO,
     EMA,
     GRPO,
+    GSPO,
     PPO,
     Batch,
     Grouped,
@@ -112,6 +113,12 @@ def _phase(spec: RunSpec, phase: Phase) -> Iterator[str]:
     yield from _snapshots(spec, phase, where)
     if isinstance(phase.algorithm, DPO) and phase.algorithm.label_smoothing and phase.algorithm.loss != "sigmoid":
         yield f"{where}.algorithm.label_smoothing: it belongs to the loss 'sigmoid'; remove it, or `loss`"
+    if isinstance(phase.algorithm, GRPO | GSPO | PPO) and phase.algorithm.clip_high >= 1:
+        yield (
+            f"{where}.algorithm.clip_high: the ratio is clipped at 1 + clip_high, which would be "
+            f"{1 + phase.algorithm.clip_high:g}; give how far above 1 that is, a number below 1, for example "
+            f"{type(phase.algorithm)().clip_high:g}"
+        )
     if isinstance(phase.algorithm, GRPO | PPO) and 0 < phase.algorithm.dual_clip <= 1:
         yield f"{where}.algorithm.dual_clip: {phase.algorithm.dual_clip} is not above 1; use a number above 1, or 0 for no bound"
     if isinstance(phase.algorithm, Sampled):

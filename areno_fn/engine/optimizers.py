@@ -68,6 +68,23 @@ def described(phase: Phase, moved: Trained) -> list[str]:
     return told
 
 
+def long_warmups(phase: Phase, steps: int) -> list[str]:
+    """The warm-ups that take all the optimizer steps of a phase, in words: a short trial of a long run has them.
+
+    Args:
+        steps: of the phase.
+    """
+    told = []
+    for spec in phase.optimizers:
+        warmup, made = spec.schedule.warmup_steps, steps_of(phase, spec.role, steps)
+        if warmup >= made:
+            told.append(
+                f"the learning rate of {spec.role} rises for {warmup} optimizer steps, but it makes {made}: it is "
+                f"{spec.lr * made / warmup:g} at the end, and lr is {spec.lr:g}"
+            )
+    return told
+
+
 def plan_optimizers(
     phase: Phase, moved: Trained, steps: int, given: Mover | Mapping[str, Mover] | None = None
 ) -> dict[str, Optimizer]:

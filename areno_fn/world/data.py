@@ -25,8 +25,8 @@ def read(spec: specs.DataSpec, source: str = "") -> list[Row]:
         source: what its rows are to say they come from.
 
     Raises:
-        DataError: no such file, no rows, a line that is not a JSON object, a column that is not there, or a row that
-            fits no schema; rows behind the limit are not looked at.
+        DataError: no such file, no rows, a line that is not a JSON object, a column that is not there or that would take the
+            place of another, or a row that fits no schema; rows behind the limit are not looked at.
     """
     if isinstance(spec, specs.ArithmeticData):
         return [Row(row, row.file, row.line, source) for row in arithmetic.rows(spec)]
@@ -76,6 +76,12 @@ def _renamed(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
             f"{row.where}: there is no {missing[0]!r} for `columns` to rename; the row has {', '.join(sorted(row)) or 'no keys'}"
         )
     kept = {key: value for key, value in row.items() if key not in columns.values()}
+    for wanted, theirs in columns.items():
+        if wanted in kept:
+            raise DataError(
+                f"{row.where}: `columns` would put {theirs!r} in the place of {wanted!r}, which the row has too; it is written "
+                f"{{ wanted = 'theirs' }}: turn it round, or rename {wanted!r} too to keep it"
+            )
     return kept | {wanted: row[theirs] for wanted, theirs in columns.items()}
 
 

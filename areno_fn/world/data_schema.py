@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -56,13 +57,18 @@ def schema(row: Row) -> tuple[str, ...]:
     Raises:
         DataError: the row has a prompt only, or no known shape.
     """
-    for keys in SCHEMAS:
-        if all(key in row for key in keys):
-            return keys
+    keys = complete(row)
+    if keys is not None:
+        return keys
     raise DataError(
         f"{row.where}: a row with the keys {_keys(row)} has nothing to train on; legal shapes are {_LEGAL}; "
         f"the row is {shown(row)}"
     )
+
+
+def complete(row: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """The first of `SCHEMAS` whose keys are all there."""
+    return next((keys for keys in SCHEMAS if all(key in row for key in keys)), None)
 
 
 def require_schema(row: Row) -> None:
@@ -101,6 +107,11 @@ def prompt(row: Row) -> Prompt:
     if key == "instruction" and row.get("input"):
         asked = f"{asked}\n{text(row, 'input')}"
     return Prompt(text=f"{asked}\n", messages=({"role": "user", "content": asked},))
+
+
+def asked(row: Mapping[str, Any]) -> bool:
+    """Whether what is to be continued is a question or an instruction, and no `prompt`."""
+    return next((key for key in PROMPT_KEYS if key in row), "prompt") != "prompt"
 
 
 def text(row: Row, key: str) -> str:

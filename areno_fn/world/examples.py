@@ -5,7 +5,7 @@ Both take a row's prompt through the same functions, so a prompt has the same to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from areno_fn.contracts.batch import Example
@@ -61,7 +61,10 @@ def encode_prompts(rows: Sequence[Row], tokenizer: Tokenizer, limit: int) -> tup
     """
     prompts = []
     for row in rows:
-        ids = encode_prompt(data_schema.prompt(row), tokenizer, row.where)
+        prompt = data_schema.prompt(row)
+        if prompt.text is None:
+            require_template(tokenizer, row.where, "'prompt'")
+        ids = encode_prompt(prompt, tokenizer, row.where)
         if not ids:
             raise DataError(f"{row.where}: the prompt has no tokens; there must be at least one to continue from")
         if len(ids) > limit:
@@ -73,8 +76,34 @@ def encode_prompts(rows: Sequence[Row], tokenizer: Tokenizer, limit: int) -> tup
     return tuple(prompts)
 
 
+def plain_questions(rows: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, *, trained: bool = False) -> int:
+    """How many questions and instructions become plain texts that end their line, because there is no chat template.
+
+    Args:
+        trained: the rows are trained on as `encode_examples` does, which takes some that hold a question for a text.
+    """
+    if tokenizer.chat:
+        return 0
+    return sum(data_schema.asked(row) and not (trained and data_schema.complete(row) == ("text",)) for row in rows)
+
+
+def require_template(tokenizer: Tokenizer, where: str, texts: str) -> None:
+    """Refuses messages for a tokenizer that has no chat template.
+
+    Args:
+        texts: what would have to be text instead, for the sentence.
+
+    Raises:
+        DataError: it has none.
+    """
+    if not tokenizer.chat:
+        raise DataError(f"{where}: it holds messages, but the tokenizer has no chat template; give {texts} as text")
+
+
 def _encode(row: Row, tokenizer: Tokenizer) -> Flagged:
     keys = data_schema.schema(row)
+    if keys == ("messages",) or (keys != ("text",) and data_schema.prompt(row).text is None):
+        require_template(tokenizer, row.where, "'prompt' and 'response'")
     if keys == ("messages",):
         return encode_conversation(data_schema.messages(row, "messages"), tokenizer, row.where)
     if keys == ("text",):

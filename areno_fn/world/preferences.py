@@ -15,7 +15,7 @@ from areno_fn.world import data_schema
 from areno_fn.world.chat import encode_conversation
 from areno_fn.world.data_row import Row
 from areno_fn.world.data_schema import PAIR, PROMPT_KEYS, Prompt
-from areno_fn.world.examples import Flagged, Overlong, encode_answer, fit
+from areno_fn.world.examples import Flagged, Overlong, encode_answer, fit, require_template
 from areno_fn.world.tokenizer import Tokenizer
 
 Turns = tuple[dict[str, Any], ...]
@@ -67,6 +67,8 @@ def _encode(row: Row, tokenizer: Tokenizer) -> tuple[Flagged, Flagged]:
             f"the row is {data_schema.shown(row)}"
         )
     kinds = {type(row[key]) for key in PAIR}
+    if list in kinds or isinstance(row.get("prompt"), list):
+        require_template(tokenizer, row.where, "'prompt', 'chosen' and 'rejected'")
     if kinds == {str}:
         prompt = data_schema.prompt(row)
         chosen, rejected = (encode_answer(prompt, data_schema.text(row, key), tokenizer, row.where) for key in PAIR)

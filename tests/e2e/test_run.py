@@ -207,6 +207,33 @@ def test_a_dry_run_writes_nothing_and_reads_no_weight(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_dry_run_says_that_questions_become_plain_texts(spec: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"question": "{n}", "answer": "{n}"}}\n' for n in range(8)))
+    data = [{"kind": "jsonl", "path": str(rows)}]
+    changes = {"phases__sft__data": data, "phases__grpo__data": data, "evaluation__data": data}
+    done = tiny.run(spec, tmp_path / "out", "--dry-run", **changes)
+    assert done.code == 0, done.err
+    said = "    8 questions or instructions become plain texts that end their line, because the tokenizer has no chat template"
+    assert done.out.splitlines().count(said) == 3
+
+
+def test_a_dry_run_says_that_a_warm_up_takes_the_whole_phase(spec: Path, tmp_path: Path) -> None:
+    """Four iterations of two mini-batches are eight optimizer steps."""
+    change = {"phases__grpo__optimizers__0__lr": 0.004}
+    done = {
+        warmup: tiny.run(
+            spec, tmp_path / "out", "--dry-run", phases__grpo__optimizers__0__schedule__warmup_steps=warmup, **change
+        )
+        for warmup in (7, 8, 16)
+    }
+    assert [found.code for found in done.values()] == [0, 0, 0]
+    said = "    the learning rate of actor rises for {} optimizer steps, but it makes 8: it is {} at the end, and lr is 0.004"
+    assert "rises for" not in done[7].out
+    assert said.format(8, "0.004") in done[8].out
+    assert said.format(16, "0.002") in done[16].out
+
+
 def test_S8_a_dry_run_refuses_what_a_run_refuses(whole: Path, spec: Path, tmp_path: Path) -> None:
     for flags, values in (
         ([], {}),

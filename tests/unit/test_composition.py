@@ -258,6 +258,23 @@ def test_L12_what_teaches_nothing_is_refused(changes: dict[str, Any], sentence: 
     assert problems(table) == [sentence]
 
 
+@pytest.mark.parametrize(("kind", "usual"), [("grpo", "0.2"), ("gspo", "0.0004"), ("ppo", "0.2")])
+def test_a_bound_of_the_ratio_is_how_far_above_1_it_is(kind: str, usual: str) -> None:
+    table = tables()
+    phase = table["phases"][1]
+    phase["algorithm"] = {"kind": kind, "clip_high": 0.99, "sampling": {"max_tokens": 4}}
+    if kind == "ppo":
+        phase["optimizers"] = [{"kind": "adamw"}, {"kind": "adamw", "role": "critic"}]
+    assert problems(table) == []
+    phase["algorithm"]["clip_high"] = 1.28
+    assert problems(table) == [
+        "phases.grpo.algorithm.clip_high: the ratio is clipped at 1 + clip_high, which would be 2.28; give how far above 1 that "
+        f"is, a number below 1, for example {usual}"
+    ]
+    phase["algorithm"]["clip_high"] = 1.0
+    assert len(problems(table)) == 1
+
+
 def test_a_phase_that_stops_at_a_score_needs_scores_on_the_way() -> None:
     table = tables()
     table["phases"][0]["stop_at"] = 0.5
@@ -308,7 +325,7 @@ def test_a_temperature_that_float32_cannot_divide_by(where: str) -> None:
     [
         ("phases.0.optimizers.0.weight_decay", "phases.sft.optimizers.actor.weight_decay"),
         ("phases.0.optimizers.0.lr", "phases.sft.optimizers.actor.lr"),
-        ("phases.1.algorithm.clip_high", "phases.grpo.algorithm.clip_high"),
+        ("phases.1.algorithm.dual_clip", "phases.grpo.algorithm.dual_clip"),
         ("phases.1.algorithm.kl_coef", "phases.grpo.algorithm.kl_coef"),
         ("phases.1.rewards.0.weight", "phases.grpo.rewards.short.weight"),
         ("model.config.initializer_range", "model.config.initializer_range"),

@@ -152,6 +152,22 @@ def test_two_columns_may_change_places(tmp_path: Path) -> None:
     ]
 
 
+def test_a_column_takes_the_place_of_no_other(tmp_path: Path) -> None:
+    spec = write(tmp_path, {"question": "a", "prompt": "b", "answer": "c"})
+    with pytest.raises(DataError) as caught:
+        read(structs.replace(spec, columns={"question": "prompt"}))
+    assert str(caught.value) == (
+        f"{spec.path}:1: `columns` would put 'prompt' in the place of 'question', which the row has too; it is written "
+        "{ wanted = 'theirs' }: turn it round, or rename 'question' too to keep it"
+    )
+    assert read(structs.replace(spec, columns={"prompt": "question", "written": "prompt"})) == [
+        {"prompt": "a", "written": "b", "answer": "c"}
+    ]
+    assert read(structs.replace(spec, columns={"prompt": "prompt"})) == [
+        {"question": "a", "prompt": "b", "answer": "c"}
+    ]
+
+
 def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
     spec = write(tmp_path, {"ask": "a"}, {"asked": "a", "id": 1})
     with pytest.raises(

@@ -15,7 +15,7 @@ from areno_fn.contracts.errors import DataError
 from areno_fn.contracts.spec import ArithmeticData
 from areno_fn.world.arithmetic import rows as arithmetic_rows
 from areno_fn.world.data_row import Row
-from areno_fn.world.examples import encode_examples, encode_prompts
+from areno_fn.world.examples import encode_examples, encode_prompts, plain_questions
 from areno_fn.world.tokenizer import Tokenizer
 from areno_fn.world.tokenizer_bytes import BOS, EOS, ByteTokenizer
 from areno_fn.world.tokenizer_hf import HFTokenizer, load_hf
@@ -180,10 +180,26 @@ def test_questions_are_a_turn_where_there_is_a_template_and_a_line_elsewhere(
 
 
 def test_messages_need_a_template() -> None:
-    with pytest.raises(DataError, match="^rows.jsonl:1: the byte tokenizer has no chat template"):
-        encode(row(prompt=[{"role": "user", "content": "hi"}], response="yo"), ByteTokenizer())
-    with pytest.raises(DataError, match="^rows.jsonl:2: the byte tokenizer has no chat template"):
-        encode_prompts([row(2, prompt=[{"role": "user", "content": "hi"}])], ByteTokenizer(), 64)
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
+    said = "it holds messages, but the tokenizer has no chat template; give"
+    for held in (row(prompt=turns[:1], response="yo"), row(messages=turns)):
+        with pytest.raises(DataError, match=f"^rows.jsonl:1: {said} 'prompt' and 'response' as text$"):
+            encode(held, ByteTokenizer())
+    with pytest.raises(DataError, match=f"^rows.jsonl:2: {said} 'prompt' as text$"):
+        encode_prompts([row(2, prompt=turns[:1])], ByteTokenizer(), 64)
+
+
+def test_questions_that_become_plain_texts_are_counted(plain: HFTokenizer, chatty: HFTokenizer) -> None:
+    rows = [
+        row(question="a", answer="b"),
+        row(instruction="a", chosen="b", rejected="c"),
+        row(prompt="a", question="b", response="c"),
+        row(question="a", text="b"),
+        row(text="a"),
+    ]
+    assert plain_questions(rows, plain) == plain_questions(rows, ByteTokenizer()) == 3
+    assert plain_questions(rows, plain, trained=True) == 2, "the text is trained on, and not the question"
+    assert plain_questions(rows, chatty) == 0
 
 
 def test_prompts_that_do_not_fit_the_context() -> None:

@@ -27,3 +27,13 @@ def test_the_defaults_are_those_of_the_specification() -> None:
     assert (GSPO().clip_low, GSPO().clip_high) == (3e-4, 4e-4)
     assert (PPO().clip_low, PPO().dual_clip, PPO().critic.clip, PPO().critic.coef) == (0.2, 3.0, 0.5, 0.5)
     assert {"train/importance_mean", "train/importance_max", "train/logp_diff_mean"} <= set(METRICS)
+
+
+def test_what_has_other_names_is_what_the_guide_says() -> None:
+    assert (GRPO().kl_estimator, GSPO().kl_estimator, PPO().kl_estimator) == ("k3", "k3", "k1")
+    assert (GRPO().kl_in, GSPO().kl_in, PPO().kl_in) == ("loss", "loss", "reward")
+    assert not hasattr(GSPO(), "aggregation")
+    assert GRPO().aggregation == "token_mean"
+    for name in ("RLOO", "REINFORCE++", "Dr. GRPO", "DAPO"):
+        assert f"| {name} " in GUIDE, name
+    assert "rollout/zero_std_groups" in METRICS

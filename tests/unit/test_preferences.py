@@ -14,7 +14,7 @@ from areno_fn.world.data import read_jsonl
 from areno_fn.world.data_row import Row
 from areno_fn.world.examples import encode_examples, encode_prompts
 from areno_fn.world.preferences import encode_pairs
-from areno_fn.world.tokenizer_bytes import EOS, ByteTokenizer
+from areno_fn.world.tokenizer_bytes import BOS, EOS, ByteTokenizer
 from areno_fn.world.tokenizer_hf import HFTokenizer, load_hf
 
 BYTES = ByteTokenizer()
@@ -46,6 +46,31 @@ def test_texts_behind_a_prompt() -> None:
         assert example.tokens == (*prompt, *answered, EOS)
         assert example.trained == (False,) * len(prompt) + (True,) * (len(answered) + 1)
         assert example.row == 0
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"prompt": [user("a")], "chosen": "b", "rejected": "c"},
+        {"prompt": "a", "chosen": [answer("b")], "rejected": [answer("c")]},
+        {"question": "a", "chosen": [answer("b")], "rejected": [answer("c")]},
+        {"chosen": [user("a"), answer("b")], "rejected": [user("a"), answer("c")]},
+    ],
+)
+def test_messages_without_a_template_name_what_would_have_to_be_text(values: dict[str, Any]) -> None:
+    with pytest.raises(DataError) as caught:
+        encode_pairs([row(**values)], BYTES, 64, "error")
+    assert str(caught.value) == (
+        "pairs.jsonl:3: it holds messages, but the tokenizer has no chat template; give 'prompt', 'chosen' and 'rejected' as text"
+    )
+
+
+def test_a_question_without_a_template_ends_its_line_in_every_algorithm() -> None:
+    (pair,) = encode_pairs([row(question="a", chosen="b", rejected="c")], BYTES, 64, "error")
+    (example,) = encode_examples([row(question="a", answer="b")], BYTES, 64, "error")
+    (prompt,) = encode_prompts([row(question="a")], BYTES, 64)
+    assert prompt == (BOS, *BYTES.encode("a\n"))
+    assert pair.chosen.tokens == example.tokens == (*prompt, *BYTES.encode("b"), EOS)
 
 
 def test_a_document_is_the_row_that_supervised_training_would_see(chat: HFTokenizer) -> None:

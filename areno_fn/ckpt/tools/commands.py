@@ -27,7 +27,9 @@ _WHAT = (
 
 def command(arguments: Sequence[str]) -> int:
     """Runs one subcommand and returns its exit code."""
-    options = _parser().parse_args(list(arguments))
+    options, strange = _parser().parse_known_args(list(arguments))
+    if strange:  # argparse itself would show how the command above is used
+        options.parser.error(f"unrecognized arguments: {' '.join(strange)}")
     code: int = options.run(options)
     return code
 
@@ -126,7 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     one = commands.add_parser(
         "diff", help=words, description=_sentence(words), epilog=f"{diff_text.DEFINITION}. {_WHAT}"
     )
-    one.set_defaults(run=diff)
+    one.set_defaults(run=diff, parser=one)
     one.add_argument("a", metavar="A")
     one.add_argument("b", metavar="B")
     _add_pattern(one, "compare only tensors whose names match")
@@ -135,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
 
     words = "say what a checkpoint is, from its headers alone"
     one = commands.add_parser("inspect", help=words, description=_sentence(words), epilog=_WHAT)
-    one.set_defaults(run=show)
+    one.set_defaults(run=show, parser=one)
     one.add_argument("dir", metavar="DIR")
     one.add_argument("--tensors", action="store_true", help="list the tensors")
     _add_pattern(one, "list only tensors whose names match")
@@ -145,14 +147,14 @@ def _parser() -> argparse.ArgumentParser:
         "check everything that can be checked without a run; exit code 0: whole, 1: problems, 2: it is no checkpoint"
     )
     one = commands.add_parser("verify", help=words, description=_sentence(words), epilog=_WHAT)
-    one.set_defaults(run=verify)
+    one.set_defaults(run=verify, parser=one)
     one.add_argument("dir", metavar="DIR")
     one.add_argument("--hash", action="store_true", help="print the SHA-256 of every file, as sha256sum does")
     one.add_argument("--values", action="store_true", help="read every number and count those that are not finite")
 
     words = "write a Hugging Face folder anew, in another dtype, in other shards, or with an adapter merged in"
     one = commands.add_parser("convert", help=words, description=_sentence(words))
-    one.set_defaults(run=write)
+    one.set_defaults(run=write, parser=one)
     one.add_argument("source", metavar="SRC")
     one.add_argument("out", metavar="OUT")
     one.add_argument("--dtype", choices=("source", "float32", "bfloat16"), default="source", help="of floating tensors")
