@@ -94,7 +94,7 @@ def test_overrides_see_a_table_where_a_word_stands(tmp_path: Path) -> None:
         ({"kind": "lora", "targets": "q_proj"}, "finetune.targets must be a list, received the text 'q_proj'"),
         (
             {"kind": "lora", "dropout": 0.1},
-            "finetune has no field 'dropout'; its fields are kind, rank, alpha, targets, rslora, adapter",
+            "finetune has no field 'dropout'; its fields are kind, rank, alpha, targets, rslora, adapter, merge_rollouts",
         ),
         (
             {"kind": "lora", "adapter": "x", "rank": 4},
