@@ -102,10 +102,11 @@ def require_template(tokenizer: Tokenizer, where: str, texts: str) -> None:
 
 def _encode(row: Row, tokenizer: Tokenizer) -> Flagged:
     keys = data_schema.schema(row)
-    if keys == ("messages",) or (keys != ("text",) and data_schema.prompt(row).text is None):
+    turns = data_schema.messages(row, "messages") if keys == ("messages",) else None
+    if turns is not None or (keys != ("text",) and data_schema.prompt(row).text is None):
         require_template(tokenizer, row.where, "'prompt' and 'response'")
-    if keys == ("messages",):
-        return encode_conversation(data_schema.messages(row, "messages"), tokenizer, row.where)
+    if turns is not None:
+        return encode_conversation(turns, tokenizer, row.where)
     if keys == ("text",):
         ids = begun(tokenizer.encode(data_schema.text(row, "text")), tokenizer)
         ids = _close(ids, tokenizer, row.where)

@@ -8,7 +8,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from objective_toys import DATA, HOWS, OBJECTIVES, PAIRED, Batch, problems, row, some_params, together
 
 from areno_fn import tree
@@ -38,6 +38,7 @@ def test_any_split_into_micro_batches_is_exact(name: str, data: st.DataObject) -
     params, rows = data.draw(problems(width(name)))
     places = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=len(rows), max_size=len(rows)))
     parts = [[r for r, at in zip(rows, places, strict=True) if at == part] for part in sorted(set(places))]
+    assume(OBJECTIVES[name](params, together(rows)).weight > 0)  # of nothing there is nothing to compare
     laws.exact_under_split(
         OBJECTIVES[name], params, together(rows), [together(part) for part in parts], rows, tolerance=1e-9
     )
@@ -147,8 +148,15 @@ rewards_and_groups = st.lists(st.tuples(st.floats(-10, 10, width=32), st.integer
 )  # twice: no group of one
 
 
-@pytest.mark.parametrize("baseline", ["group", "leave_one_out", "batch"])
-@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+@pytest.mark.parametrize(
+    ("baseline", "scale"),
+    [
+        (baseline, scale)
+        for baseline in ("group", "leave_one_out", "batch")
+        for scale in ("group", "batch", "none")
+        if (baseline, scale) != ("batch", "group")
+    ],
+)
 @given(problem=rewards_and_groups, data=st.data())
 def test_advantages_move_with_their_rows(
     scale: str, baseline: str, problem: tuple[list[float], list[int]], data: st.DataObject

@@ -42,7 +42,7 @@ PARAMS = {
 
 
 def owners(spec: OptimizerSpec, placements: Any = None) -> dict[str, tuple[str, ...]]:
-    return {group.name: group.paths for group in layout([spec], {"actor": PARAMS}, placements).groups}
+    return {group.name: group.paths for group in layout([spec], {"actor": PARAMS}, {"actor": placements or {}}).groups}
 
 
 def test_a_partition_hands_each_parameter_to_its_transform() -> None:

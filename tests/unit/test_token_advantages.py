@@ -103,7 +103,7 @@ def test_the_coefficient_that_the_rewards_are_lowered_by_is_the_one_that_adapts(
     moved, metrics = algorithm.step(state, batch)
     assert metrics["rollout/kl"] > 2e-3 and metrics["rollout/kl_coef"] == 0.3
     raised = 0.3 * (1 + 0.2 * 6 / 30)
-    assert moved.controls["kl_coef"] == pytest.approx(raised)
+    assert moved.controls["kl_scale"] == pytest.approx(raised / 0.3)
     _, again = algorithm.step(moved, batch)
     assert again["rollout/kl_coef"] == pytest.approx(raised)
 
