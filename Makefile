@@ -1,6 +1,7 @@
 # make setup        .venv with the package and the test tools; runs once, and again when what it installs changes
 # make test         everything that must pass: lint, types, layers, tests
 # make quickstart   trains a small model from scratch:  make quickstart OUT=out/mine SEED=3
+# make quickstart-flow   the same for a model of pictures; OUT and SEED as above
 # make lint         ruff, mypy, import-linter          make format   rewrites the layout of the code
 #
 # Python is the first of python3, python3.13, python3.12 and python3.11 that is 3.11 to 3.13; PYTHON=... names another.
@@ -10,7 +11,6 @@
 
 VENV   ?= .venv
 TORCH  ?= $(shell cat $(VENV)/.torch 2>/dev/null || echo pinned)
-OUT    ?= out/quickstart
 SEED   ?= 0
 JOBS   ?= 2
 PYTEST ?=
@@ -30,7 +30,7 @@ VENV_FLAGS_installed := --system-site-packages
 PIP_FLAGS_pinned     := -c constraints/cpu.txt
 PIP_FLAGS_installed  :=
 
-.PHONY: setup test unit quickstart lint format clean
+.PHONY: setup test unit quickstart quickstart-flow lint format clean
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -61,7 +61,10 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 quickstart: $(STAMP)
-	$(BIN)/python -m areno_fn.run specs/quickstart.toml --out $(OUT) --overwrite --set seed=$(SEED)
+	$(BIN)/python -m areno_fn.run specs/quickstart.toml --out $(or $(OUT),out/quickstart) --overwrite --set seed=$(SEED)
+
+quickstart-flow: $(STAMP)
+	$(BIN)/python -m areno_fn.run specs/flow.toml --out $(or $(OUT),out/flow) --overwrite --set seed=$(SEED)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -5,9 +5,38 @@ from __future__ import annotations
 import torch
 
 from areno_fn.contracts.actions import Actions
-from areno_fn.contracts.flow import Conditions, Interval, Process, Transition
+from areno_fn.contracts.flow import Conditions, FlowPrompts, Interval, Process, Trajectory, Transition
 from areno_fn.contracts.record import record, static
 from areno_fn.contracts.shapes import require_latents, require_vectors
+
+
+@record
+class Clean:
+    """Rows of data for a flow model.
+
+    Attributes:
+        latents: [B, *].
+        prompts: what each is of, and its name.
+    """
+
+    latents: torch.Tensor
+    prompts: FlowPrompts
+
+
+@record
+class JudgedTrajectory:
+    """Sampled latents and what they are worth.
+
+    Attributes:
+        rollout: B rows.
+        rewards: float32 [B].
+    """
+
+    rollout: Trajectory
+    rewards: torch.Tensor
+
+    def __check__(self) -> None:
+        require_vectors(self, "rewards")
 
 
 @record

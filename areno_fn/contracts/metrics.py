@@ -24,6 +24,7 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "rollout/kl": "mean KL estimate of a completion against the reference, summed over its tokens, where it is in the reward",
         "rollout/kl_coef": "coefficient of that KL",
         "rollout/tokens_per_s": "tokens drawn per second",
+        "rollout/pictures_per_s": "pictures drawn per second",
         "train/loss": "total / weight over all micro-batches and ranks, the quantity that is minimised",
         "train/policy_loss": "the loss without its KL term, under the same aggregation",
         "train/kl": "mean KL estimate per token against the reference, before its coefficient",
@@ -69,7 +70,8 @@ METRICS: Mapping[str, str] = MappingProxyType(
 NAMED_METRICS: Mapping[str, str] = MappingProxyType(
     {
         "reward/": "mean of one training reward over the sampled completions that it judged, under the reward's name",
-        "eval/": "mean of one evaluation reward over the held-out rows it judged; eval/score is the weighted sum, over all rows",
+        "eval/": "mean of one evaluation reward over the held-out rows it judged; eval/score is the weighted sum, over all rows, "
+        "and eval/diversity, of pictures, the root mean square difference of two of one class",
         "eval_ema/": "the same of the average that a phase with `ema` keeps of the actor",
     }
 )

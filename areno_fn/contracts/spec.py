@@ -26,7 +26,10 @@ from areno_fn.contracts.spec_optimizers import SGDSpec as SGDSpec
 
 
 class ScratchModel(Spec, frozen=True, kw_only=True, tag="scratch", tag_field="kind"):
-    """A randomly initialised model; `config` holds the fields of the family's Hugging Face configuration."""
+    """A randomly initialised model; `config` holds the fields of the family's Hugging Face configuration.
+
+    Of `digits_dit`, a flow model, it holds those of the diffusers configuration, without `_class_name`.
+    """
 
     family: str
     config: dict[str, Any]
@@ -95,12 +98,25 @@ class ArithmeticData(Spec, frozen=True, kw_only=True, tag="arithmetic", tag_fiel
     weight: Rate = 0.0
 
 
-DataSpec = JsonlData | ParquetData | HFData | ArithmeticData
+class DigitsData(Spec, frozen=True, kw_only=True, tag="digits", tag_field="kind"):
+    """The 8 x 8 pictures of handwritten digits of scikit-learn with their classes, split by a hash of the pixels.
+
+    What an algorithm that draws takes of a row is its class.
+    """
+
+    split: Literal["train", "heldout"] = "train"
+    limit: Natural = 0
+    name: str = ""
+    weight: Rate = 0.0
+
+
+DataSpec = JsonlData | ParquetData | HFData | ArithmeticData | DigitsData
 
 
 class FunctionReward(Spec, frozen=True, kw_only=True, tag="function", tag_field="kind"):
     """A reward `package.module:function`; its parameters say what it is called with.
 
+    Of a flow model the second argument is `pictures`, or `picture`: arrays float32 [C, S, S] from 0 to 1.
     `(rows, completions)` is called with a whole batch, `(row, completions)` with the completions of one row, its group,
     and both return a number for each; `(row, completion)` returns one number. Any of them may be an `async def`, of
     which at most `concurrency` calls wait at once (0: 16). A class is made once without arguments, and what it makes
@@ -153,7 +169,32 @@ class Sampling(Spec, frozen=True, kw_only=True):
     min_p: Annotated[float, Meta(ge=0, lt=1)] = 0.0
 
 
+class Levels(Spec, frozen=True, kw_only=True):
+    """The noise levels of a flow model's steps, from noise to data, as `areno_fn.steps.flow.schedule` makes them."""
+
+    steps: Positive = 20
+    shift: Annotated[float, Meta(gt=0)] = 1.0
+
+
+class Denoising(Levels, frozen=True, kw_only=True):
+    """How a flow model draws without noise in its steps."""
+
+
+class NoisyDenoising(Levels, frozen=True, kw_only=True):
+    """How it draws with noise in every step but the last, so that what is drawn has a probability.
+
+    The level is eta in the table of `areno_fn.steps.flow.transition.transition`, at most 1 for "cps".
+    """
+
+    steps: Annotated[int, Meta(ge=2)] = 10
+    dynamics: Literal["flow_sde", "dance_sde", "cps"] = "flow_sde"
+    level: Annotated[float, Meta(gt=0)] = 0.7
+
+
 # ---------------------------------------------------------------------------------------- algorithms
+
+Medium = Literal["text", "pictures"]
+"""What a model makes. Algorithms, data and rewards are of the medium of their model."""
 
 Aggregation = Literal["token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "constant_length"]
 
@@ -272,7 +313,47 @@ class DPO(Spec, frozen=True, kw_only=True, tag="dpo", tag_field="kind"):
     reference_every: Natural = 0
 
 
-AlgorithmSpec = SFT | DPO | GRPO | GSPO | PPO
+class FlowSFT(Spec, frozen=True, kw_only=True, tag="flow_sft", tag_field="kind"):
+    """Supervised training of a flow model: the squared error of its velocity at a random noise level of every picture."""
+
+    execution: ClassVar[ExecutionContract] = DATASET_NONE
+    roles: ClassVar[tuple[str, ...]] = ("actor",)
+
+    times: Literal["uniform", "logit_normal"] = "logit_normal"
+    shift: Annotated[float, Meta(gt=0)] = 1.0
+    weighting: Literal["velocity", "data", "inverse_square", "cosmap"] = "velocity"
+
+
+class FlowGRPO(Spec, frozen=True, kw_only=True, tag="flow_grpo", tag_field="kind"):
+    """Group relative policy optimization of a flow model: its noisy denoising steps are the decisions.
+
+    `kl_coef` > 0 keeps a frozen snapshot of the phase's start as reference, from which the distance is measured in
+    `kl_space`; every `reference_every` iterations (0: never) it becomes what the actor is then.
+    """
+
+    execution: ClassVar[ExecutionContract] = GENERATION_REWARD
+    roles: ClassVar[tuple[str, ...]] = ("actor",)
+
+    samples: Positive = 8
+    denoising: NoisyDenoising = field(default_factory=NoisyDenoising)
+    clip_low: Annotated[float, Meta(gt=0, lt=1)] = 1e-4
+    clip_high: Annotated[float, Meta(gt=0)] = 1e-4
+    baseline: Literal["group", "leave_one_out", "batch"] = "group"
+    scale: Literal["group", "batch", "none"] = "group"
+    kl_coef: Rate = 0.0
+    kl_space: Literal["velocity", "mean", "gaussian"] = "velocity"
+    reference_every: Natural = 0
+    minibatches: Positive = 1
+    epochs: Positive = 1
+
+
+AlgorithmSpec = SFT | DPO | GRPO | GSPO | PPO | FlowSFT | FlowGRPO
+
+FlowAlgorithm = FlowSFT | FlowGRPO
+"""The algorithms of models that make pictures."""
+
+Repeated = Sampled | FlowGRPO
+"""The algorithms that draw several samples of a prompt and are moved by mini-batches of them."""
 
 
 # ---------------------------------------------------------------------------------------- the run
@@ -291,11 +372,15 @@ class Batch(Spec, frozen=True, kw_only=True):
 
 
 class Evaluation(Spec, frozen=True, kw_only=True):
-    """Held-out evaluation by generation, before and after every phase and every `every` steps (0: only then)."""
+    """Held-out evaluation by generation, before and after every phase and every `every` steps (0: only then).
+
+    A model of text draws by `sampling`; a flow model by `denoising`, without noise in its steps.
+    """
 
     data: list[DataSpec]
     rewards: list[RewardSpec]
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.0))
+    denoising: Denoising = field(default_factory=Denoising)
     every: Natural = 0
     limit: Natural = 0
     batch: Positive = 256

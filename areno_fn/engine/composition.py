@@ -17,16 +17,19 @@ from areno_fn.contracts.spec import (
     GSPO,
     PPO,
     Batch,
+    FlowGRPO,
     Grouped,
     Lora,
     OptimizerSpec,
     Phase,
+    Repeated,
     RunSpec,
     Sampled,
     Sampling,
     Schedule,
     SGDSpec,
 )
+from areno_fn.engine.media import flow_problems
 from areno_fn.engine.sources import source_problems
 from areno_fn.engine.specfile.types import Path, locate, plain_copy
 
@@ -123,6 +126,10 @@ def _phase(spec: RunSpec, phase: Phase) -> Iterator[str]:
         yield f"{where}.algorithm.dual_clip: {phase.algorithm.dual_clip} is not above 1; use a number above 1, or 0 for no bound"
     if isinstance(phase.algorithm, Sampled):
         yield from _sampled(phase, phase.algorithm, where)
+    if isinstance(phase.algorithm, FlowGRPO):
+        yield from flow_problems(phase, phase.algorithm)
+    if isinstance(phase.algorithm, Repeated):
+        yield from _minibatches(phase, phase.algorithm, where)
     if isinstance(phase.algorithm, PPO):
         yield from _ppo(phase, phase.algorithm, f"{where}.algorithm")
 
@@ -154,13 +161,13 @@ def _ppo(phase: Phase, algorithm: PPO, where: str) -> Iterator[str]:
 def snapshots_of(phase: Phase) -> list[str]:
     """The names of the snapshots that a phase keeps."""
     algorithm = phase.algorithm
-    compared = isinstance(algorithm, DPO) or (isinstance(algorithm, Sampled) and algorithm.kl_coef > 0)
+    compared = isinstance(algorithm, DPO) or (isinstance(algorithm, Repeated) and algorithm.kl_coef > 0)
     return ["reference"] * compared + ["ema"] * (phase.ema is not None)
 
 
 def _snapshots(spec: RunSpec, phase: Phase, where: str) -> Iterator[str]:
     algorithm, kept = phase.algorithm, snapshots_of(phase)
-    if isinstance(algorithm, Sampled) and algorithm.reference_every and not algorithm.kl_coef:
+    if isinstance(algorithm, Repeated) and algorithm.reference_every and not algorithm.kl_coef:
         yield f"{where}.algorithm.reference_every: without kl_coef there is no reference to renew; give kl_coef, or remove this"
     if phase.ema is not None:
         yield from _average(spec, phase, phase.ema, f"{where}.ema")
@@ -227,6 +234,9 @@ def _sampled(phase: Phase, algorithm: Sampled, where: str) -> Iterator[str]:
             f"{where}.batch.max_length: {phase.batch.max_length} leaves no room for a prompt beside "
             f"sampling.max_tokens = {algorithm.sampling.max_tokens}"
         )
+
+
+def _minibatches(phase: Phase, algorithm: Repeated, where: str) -> Iterator[str]:
     if algorithm.minibatches > phase.batch.rows * algorithm.samples:
         yield (
             f"{where}.algorithm.minibatches: {algorithm.minibatches} mini-batches cannot be cut from "

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 import torch
 
-from areno_fn.contracts.batch import Prompts, Rollout
 from areno_fn.contracts.key import Key
-from areno_fn.contracts.spec import Sampling
-from areno_fn.engine.text import completions, drawn
+from areno_fn.contracts.spec import Denoising, Sampling
+from areno_fn.engine.medium import Medium
 from areno_fn.world.rewards import Reward, score
-from areno_fn.world.tokenizer import Tokenizer
 
 TOTAL = "score"
 """What the weighted sum of the rewards is called beside their own names."""
@@ -26,28 +23,28 @@ class EvaluationPlan:
 
     Attributes:
         rows: the held-out rows, passed to the rewards.
-        prompts: token ids of each row's prompt.
+        prompts: of each row, as the medium has them: its tokens, or its class.
         rewards: judges of the evaluation alone, independent of the training rewards.
-        sampling: temperature 0 is greedy.
+        sampling: how samples are drawn; temperature 0 is greedy.
         every: steps between evaluations inside a phase; 0 means only before and after.
-        batch: most sequences decoded at once.
+        batch: most samples drawn at once.
     """
 
     rows: Sequence[Mapping[str, Any]]
-    prompts: tuple[tuple[int, ...], ...]
+    prompts: tuple[Any, ...]
     rewards: tuple[Reward, ...]
-    sampling: Sampling
+    sampling: Sampling | Denoising
     every: int
     batch: int
 
 
 @attrs.frozen(kw_only=True)
 class EvaluationResult:
-    """Mean rewards by name; `score` is their weighted sum. `texts` and `totals` are per row."""
+    """Mean rewards by name; `score` is their weighted sum. `samples`, texts or pictures, and `totals` are per row."""
 
     score: float
     means: dict[str, float]
-    texts: tuple[str, ...]
+    samples: tuple[Any, ...]
     totals: tuple[float, ...]
 
     def metrics(self, family: str = "eval") -> dict[str, float]:
@@ -55,39 +52,24 @@ class EvaluationResult:
         return {f"{family}/{name}": value for name, value in self.means.items()} | {f"{family}/{TOTAL}": self.score}
 
 
-Rollouts = Callable[..., Rollout]
-
-
-def evaluate(
-    plan: EvaluationPlan, rollout: Rollouts, params: Any, tokenizer: Tokenizer, key: Key, device: torch.device
-) -> EvaluationResult:
+def evaluate(plan: EvaluationPlan, medium: Medium, params: Any, key: Key, device: torch.device) -> EvaluationResult:
     """Evaluates parameters on every held-out row.
 
     Args:
-        rollout: what `areno_fn.steps.token.rollout.sampler` returned.
-        key: the same for every evaluation of a run, so that sampled completions are comparable over time.
+        plan: what is evaluated.
+        medium: draws and shows samples.
+        params: as the medium draws with them.
+        key: the same for every evaluation of a run, so that samples are comparable over time.
+        device: where they are drawn.
     """
-    prompts = pad_prompts(plan.prompts, range(len(plan.prompts)), device)
-    found = rollout(params, prompts, key, plan.sampling, max_rows=plan.batch)
-    texts = completions(found, tokenizer)
-    totals, parts = score(plan.rewards, plan.rows, texts, drawn=drawn(found))
+    prompts = medium.prompts(plan.prompts, range(len(plan.prompts)), device)
+    found = medium.draw(params, prompts, key, plan.sampling, max_rows=plan.batch)
+    samples = medium.shown(found)
+    totals, parts = score(plan.rewards, plan.rows, samples, drawn=medium.tokens(found))
     means = {name: sum(values) / len(values) for name, values in parts.items()}
-    return EvaluationResult(score=sum(totals) / len(totals), means=means, texts=tuple(texts), totals=tuple(totals))
-
-
-def pad_prompts(prompts: Sequence[Sequence[int]], rows: Sequence[int], device: torch.device) -> Prompts:
-    """The prompts of some rows, right-padded; a prompt's id is its row, so draws do not depend on the batch.
-
-    A row that is there again has an id of its own, beyond those of all rows.
-    """
-    chosen = [prompts[row] for row in rows]
-    tokens = torch.zeros(len(chosen), max(len(p) for p in chosen), dtype=torch.int64)
-    for i, prompt in enumerate(chosen):
-        tokens[i, : len(prompt)] = torch.tensor(prompt)
-    lengths = torch.tensor([len(p) for p in chosen])
-    seen: Counter[int] = Counter()
-    ids = []
-    for row in rows:
-        ids.append(row + seen[row] * len(prompts))
-        seen[row] += 1
-    return Prompts(tokens=tokens.to(device), lengths=lengths.to(device), ids=torch.tensor(ids).to(device))
+    return EvaluationResult(
+        score=sum(totals) / len(totals),
+        means=means | medium.described(plan.rows, samples),
+        samples=tuple(samples),
+        totals=tuple(totals),
+    )

@@ -1,4 +1,7 @@
-"""The trained model as a Hugging Face folder, and its adapter, if it has one, as a PEFT folder."""
+"""The trained model as a Hugging Face folder, and its adapter, if it has one, as a PEFT folder.
+
+The folder of a flow model is that of its transformer in diffusers.
+"""
 
 from __future__ import annotations
 
@@ -63,6 +66,7 @@ def _export_actor(plan: Plan, params: Mapping[str, Any], folder: Path, ending: s
         plan.finetune.merged(params, partial(_written_dtype, plan)),
         plan.model.layout,
         plan.model.hf_config if plan.model.folder else _with_end_tokens(plan, plan.model.hf_config),
+        naming=None if plan.model.folder else plan.model.naming,
         source=plan.model.folder,
         dtype=plan.spec.export.dtype,
         shard_bytes=plan.spec.export.shard_bytes,
@@ -94,7 +98,9 @@ def _written_dtype(plan: Plan, path: str) -> torch.dtype:
 
 
 def _with_end_tokens(plan: Plan, hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A model from scratch learns which tokens begin, end and fill up a text from its tokenizer."""
+    """A model from scratch learns from its tokenizer, where it has one, which tokens begin, end and fill up a text."""
+    if plan.tokenizer is None:
+        return hf_config
     eos, pad = list(plan.tokenizer.eos_ids), plan.tokenizer.pad_id
     filled = {} if pad is None or pad >= plan.model.policy.vocab_size else {"pad_token_id": pad}
     return {
@@ -106,8 +112,10 @@ def _with_end_tokens(plan: Plan, hf_config: Mapping[str, Any]) -> Mapping[str, A
 
 
 def _tokenizer_files(plan: Plan) -> dict[str, bytes]:
-    """The tokenizer's files by name; none where it is the source folder's own, which travels with the folder."""
+    """The tokenizer's files by name; none where it is the source folder's own, which travels with the folder, or there is none."""
     spec = plan.spec.tokenizer
+    if plan.tokenizer is None:
+        return {}
     if isinstance(spec, HFTokenizer):
         return _read(Path(spec.path))
     if spec is None and plan.model.folder is not None:

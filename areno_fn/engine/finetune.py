@@ -148,6 +148,6 @@ def plan_finetune(spec: RunSpec, model: ModelPlan) -> FinetunePlan:
         target_modules=tuple(spec.finetune.targets) or shortest_targets(sites, model.layout),
         use_rslora=spec.finetune.rslora,
         base_model_name_or_path=spec.model.path if isinstance(spec.model, HFModel) else None,
-        task_type="CAUSAL_LM",
+        task_type="CAUSAL_LM" if model.medium == "text" else None,
     )
     return LoraPlan(model=model, sites=sites, config=config)

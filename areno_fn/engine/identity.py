@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from areno_fn import tree
+from areno_fn.contracts.batch import Example
 from areno_fn.contracts.errors import CheckpointError
 from areno_fn.contracts.identity import RunIdentity, digest, way_out
 from areno_fn.contracts.optim import Transform
@@ -23,6 +24,7 @@ from areno_fn.engine.rewards import models_of
 from areno_fn.engine.told import told
 from areno_fn.steps.joins import stage_name
 from areno_fn.steps.recipes import Losses
+from areno_fn.world.pictures import PictureRow
 from areno_fn.world.rewards import Reward
 
 _UNSAID = {
@@ -243,11 +245,17 @@ def _leaves(params: Any) -> list[tuple[str, list[int], str]]:
     return [(path, list(leaf.shape), str(leaf.dtype)) for path, leaf in tree.leaves_with_path(params)]
 
 
+def _content(example: Example | PictureRow) -> bytes:
+    if isinstance(example, PictureRow):
+        return b"%d " % example.label + example.picture.tobytes()
+    return b"%d " % len(example.tokens) + array("q", example.tokens).tobytes() + bytes(example.trained)
+
+
 def _data(phase: PhasePlan) -> str:
-    """A digest of what is trained on: tokens for a data set; prompts and rows, which rewards read, for generation."""
+    """A digest of what is trained on: tokens or pictures of a data set; prompts and rows, which rewards read, for generation."""
     found = hashlib.sha256()
     for example in phase.documents:
-        found.update(b"%d " % len(example.tokens) + array("q", example.tokens).tobytes() + bytes(example.trained))
+        found.update(_content(example))
     for prompt, row in zip(phase.prompts or (), phase.rows, strict=False):
         found.update(repr((prompt, sorted(row.items()))).encode())
     sources = [(source, len(list(own))) for source, own in groupby(getattr(row, "source", "") for row in phase.rows)]

@@ -14,19 +14,17 @@ import torch
 
 from areno_fn import tree
 from areno_fn.contracts.actions import Metrics
-from areno_fn.contracts.batch import JudgedRollout, PackedTokens
+from areno_fn.contracts.batch import PackedTokens
 from areno_fn.contracts.errors import DivergenceError, RewardError
 from areno_fn.contracts.execution import CycleUnit
 from areno_fn.contracts.record import donate, replace
 from areno_fn.contracts.state import Cursor, TrainState
-from areno_fn.engine.evaluate import EvaluationPlan, EvaluationResult, evaluate, pad_prompts
+from areno_fn.engine.evaluate import EvaluationPlan, EvaluationResult, evaluate
 from areno_fn.engine.phases import PhasePlan
 from areno_fn.engine.plan import Plan
 from areno_fn.engine.recorder import Judged, Recorder
 from areno_fn.engine.references import References
-from areno_fn.engine.text import completions, drawn
 from areno_fn.steps.recipes import ACTOR, REFERENCE
-from areno_fn.steps.token.pack import micro_batches
 from areno_fn.steps.token.pairs import pair_batches
 from areno_fn.world.clock import Stopwatch
 from areno_fn.world.order import batch_rows, next_position
@@ -143,8 +141,7 @@ def _require_finite(phase: PhasePlan, state: TrainState, metrics: Metrics) -> No
 
 
 def _dataset_step(plan: Plan, phase: PhasePlan, state: TrainState) -> tuple[TrainState, Metrics]:
-    examples = [phase.examples[row] for row in _rows(phase, state)]
-    batch = micro_batches(examples, phase.spec.batch.micro_tokens)
+    batch = plan.medium.batch(phase.examples, _rows(phase, state), phase.spec)
     batch = tree.map(lambda x: x.to(plan.device), batch)
     state, metrics = phase.algorithm.step(donate(state), batch)
     return _advance(phase, state, count_epochs=True), metrics
@@ -175,23 +172,23 @@ def _generation_step(plan: Plan, phase: PhasePlan, state: TrainState) -> tuple[T
     assert sample is not None and prompts is not None, "the phase was planned for an algorithm that generates"
     rows = _rows(phase, state)
     watch = Stopwatch()
-    rollout = sample(state, pad_prompts(prompts, rows, plan.device))
+    rollout = sample(state, plan.medium.prompts(prompts, rows, plan.device))
     _let_go(plan)
-    texts = completions(rollout, plan.tokenizer)
+    samples = plan.medium.shown(rollout)
     seconds = {"time/rollout": watch.lap()}
-    samples = len(texts) // len(rows)
-    owners = [phase.rows[row] for row in rows for _ in range(samples)]
-    totals, parts = score(phase.rewards, owners, texts, samples, drawn(rollout))
+    group = len(samples) // len(rows)
+    owners = [phase.rows[row] for row in rows for _ in range(group)]
+    totals, parts = score(phase.rewards, owners, samples, group, plan.medium.tokens(rollout))
     seconds["time/reward"] = watch.lap()
-    batch = JudgedRollout(rollout=rollout, rewards=torch.tensor(totals, dtype=torch.float32, device=plan.device))
+    batch = plan.medium.judged(rollout, torch.tensor(totals, dtype=torch.float32, device=plan.device))
     recalled = batch if phase.algorithm.recall is None else phase.algorithm.recall(state, batch)
     if recalled is not batch:
         seconds["time/score"] = watch.lap()
     state, metrics = phase.algorithm.step(donate(state), recalled)
     seconds["time/train"] = watch.lap()
-    rates = {"rollout/tokens_per_s": float(rollout.lengths.sum()) / max(seconds["time/rollout"], 1e-9)}
+    rates = plan.medium.rates(rollout, seconds["time/rollout"])
     means = {f"reward/{name}": sum(values) / len(values) for name, values in parts.items()}
-    judged = Judged(rows=owners, texts=texts, totals=totals)
+    judged = Judged(rows=owners, samples=samples, totals=totals)
     return _advance(phase, state, count_epochs=False), metrics | means | rates | seconds, judged
 
 
@@ -232,4 +229,4 @@ def _evaluate_average(plan: Plan, phase: PhasePlan, state: TrainState) -> Evalua
 
 def _evaluation(plan: Plan, evaluation: EvaluationPlan, seen: Any, state: TrainState) -> EvaluationResult:
     key = state.key.fold("evaluation")
-    return evaluate(evaluation, plan.rollout, seen, plan.tokenizer, key, plan.device)
+    return evaluate(evaluation, plan.medium, seen, key, plan.device)

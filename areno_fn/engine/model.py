@@ -10,13 +10,14 @@ import torch
 
 from areno_fn import tree
 from areno_fn.ckpt import hf
+from areno_fn.ckpt.naming import DIFFUSERS, TRANSFORMERS, Naming
 from areno_fn.contracts.errors import CheckpointError
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.layout import Iso
 from areno_fn.contracts.placement import Placement
-from areno_fn.contracts.policy import TokenPolicy
-from areno_fn.contracts.spec import HFModel, RunSpec, ScratchModel
-from areno_fn.models import Family, family_of
+from areno_fn.contracts.spec import HFModel, Medium, RunSpec, ScratchModel
+from areno_fn.models import family_of
+from areno_fn.models.flow_families import FLOW_FAMILIES, FlowFamily, flow_family_of
 from areno_fn.models.layouts import LAYOUTS
 from areno_fn.world.tokenizer import declared_eos
 
@@ -30,28 +31,40 @@ class ModelPlan:
     """A model that can be loaded or initialised.
 
     Attributes:
-        family: its functions.
+        family: its functions, a `Family` of models of text or a `FlowFamily`.
         config: its configuration, in the family's own type.
         hf_config: the content of config.json, of the source or made up for a model from scratch.
         layout: from the tensors of the file to the parameter tree.
-        policy: the model's functions, configuration filled in.
+        policy: the model's functions, configuration filled in: a `TokenPolicy` or a `FlowPolicy`.
         folder: the Hugging Face folder it comes from; None from scratch.
         dtype: what floating parameters become in memory.
         declared_eos: end tokens that the folder's configuration names.
     """
 
-    family: Family
+    family: Any
     config: Any
     hf_config: Mapping[str, Any]
     layout: Iso
-    policy: TokenPolicy
+    policy: Any
     folder: hf.HFFolder | None
     dtype: hf.DtypePolicy
     declared_eos: tuple[int, ...] = ()
 
     @property
+    def medium(self) -> Medium:
+        """What it makes."""
+        return "pictures" if isinstance(self.family, FlowFamily) else "text"
+
+    @property
+    def naming(self) -> Naming:
+        """What weight files are called of a model that comes from no folder."""
+        return DIFFUSERS if isinstance(self.family, FlowFamily) else TRANSFORMERS
+
+    @property
     def placements(self) -> Mapping[str, Placement]:
         """How ranks share each leaf, which also says what is fused in it."""
+        if isinstance(self.family, FlowFamily):
+            return {}
         return LAYOUTS[self.family.name].placements(self.config, tuple(self.layout.source))
 
     def shapes(self) -> Any:
@@ -80,7 +93,20 @@ def plan_model(spec: RunSpec) -> ModelPlan:
     Raises:
         ModelError: an unsupported field. CheckpointError: the folder is damaged or incomplete.
     """
-    return from_scratch(spec.model) if isinstance(spec.model, ScratchModel) else from_folder(spec.model)
+    if isinstance(spec.model, HFModel):
+        return from_folder(spec.model)
+    family = FLOW_FAMILIES.get(spec.model.family)
+    return from_scratch(spec.model) if family is None else flow_from_scratch(family, spec.model)
+
+
+def flow_from_scratch(family: FlowFamily, spec: ScratchModel) -> ModelPlan:
+    """A flow model of a configuration alone.
+
+    Raises:
+        ModelError: an unsupported field.
+    """
+    config = family.config_from_hf({"_class_name": family.class_name, **spec.config})
+    return _flow_plan(family, config, family.config_to_hf(config), None, "float32")
 
 
 def from_scratch(spec: ScratchModel) -> ModelPlan:
@@ -113,6 +139,9 @@ def from_folder(spec: HFModel) -> ModelPlan:
         ModelError: an unsupported field. CheckpointError: the folder is damaged or incomplete.
     """
     folder = hf.open_folder(spec.path)
+    flow = flow_family_of(folder.config)
+    if flow is not None:
+        return _flow_from_folder(flow, folder, spec)
     family = family_of(folder.config)
     tied = {} if _HEAD in folder else {"tie_word_embeddings": True}
     hf_config = {**folder.config, **tied}
@@ -129,6 +158,28 @@ def from_folder(spec: HFModel) -> ModelPlan:
         folder=folder,
         dtype=spec.dtype,
         declared_eos=declared_eos(spec.path),
+    )
+
+
+def _flow_from_folder(family: FlowFamily, folder: hf.HFFolder, spec: HFModel) -> ModelPlan:
+    config = family.config_from_hf(folder.config)
+    made = _flow_plan(family, config, folder.config, folder, spec.dtype)
+    hf.require_fit(folder, made.layout, spec.dtype)
+    require_computable(folder, spec.dtype)
+    return made
+
+
+def _flow_plan(
+    family: FlowFamily, config: Any, hf_config: Mapping[str, Any], folder: hf.HFFolder | None, dtype: hf.DtypePolicy
+) -> ModelPlan:
+    return ModelPlan(
+        family=family,
+        config=config,
+        hf_config=hf_config,
+        layout=family.layout(config),
+        policy=family.policy(config),
+        folder=folder,
+        dtype=dtype,
     )
 
 

@@ -11,7 +11,7 @@ from areno_fn import tree
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.optim import Optimizer, Transform
 from areno_fn.contracts.placement import Placement
-from areno_fn.contracts.spec import PPO, Phase, Sampled
+from areno_fn.contracts.spec import PPO, Phase, Repeated
 from areno_fn.engine.critic import CriticPlan
 from areno_fn.engine.finetune import FinetunePlan
 from areno_fn.steps.optimizers import layout, optimizer, optimizer_from
@@ -127,7 +127,7 @@ def _by_role(phase: Phase, given: Mover | Mapping[str, Mover] | None) -> Mapping
 def steps_of(phase: Phase, role: str, steps: int) -> int:
     """Optimizer steps that a role makes in a phase of so many steps."""
     algorithm = phase.algorithm
-    if not isinstance(algorithm, Sampled):
+    if not isinstance(algorithm, Repeated):
         return steps
     if isinstance(algorithm, PPO):
         steps = max(1, steps - algorithm.critic.warmup) if role == ACTOR else steps * algorithm.critic.updates

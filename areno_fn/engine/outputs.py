@@ -19,6 +19,7 @@ OWN = (
     "checkpoints",  # goes first: what is left of a run that is half removed cannot be continued
     "metrics.jsonl",
     "samples.jsonl",
+    "pictures",
     "summary.json",
     "curves.png",
     "spec.yaml",
@@ -62,6 +63,11 @@ class Outputs:
     def samples(self) -> Path:
         """Completions with their rewards."""
         return self.root / "samples.jsonl"
+
+    @property
+    def pictures(self) -> Path:
+        """Sheets of drawn pictures, one file an evaluation; of a model that makes pictures."""
+        return self.root / "pictures"
 
     @property
     def summary(self) -> Path:

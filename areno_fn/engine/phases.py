@@ -11,25 +11,22 @@ import torch
 
 from areno_fn.contracts.batch import Example, Pair
 from areno_fn.contracts.errors import SpecError
-from areno_fn.contracts.execution import Acquisition
-from areno_fn.contracts.policy import TokenPolicy
-from areno_fn.contracts.spec import DPO, Phase, Sampled
+from areno_fn.contracts.spec import Phase, Repeated
 from areno_fn.contracts.state import TrainState
 from areno_fn.engine.critic import CriticPlan
+from areno_fn.engine.medium import Medium
 from areno_fn.engine.optimizers import Mover, Trained, plan_optimizers, steps_of
 from areno_fn.engine.place import at
 from areno_fn.engine.residency import Residency
-from areno_fn.engine.rewards import Loaded, load_all, require_room
+from areno_fn.engine.rewards import Loaded, load_all
 from areno_fn.steps import recipes
 from areno_fn.steps.compose import View
 from areno_fn.steps.variants import AVERAGE, ema_params
 from areno_fn.world.data import read_all, source_names
 from areno_fn.world.data_row import Row
-from areno_fn.world.examples import encode_examples, encode_prompts
 from areno_fn.world.order import Mixture, batches_per_epoch, mixture
-from areno_fn.world.preferences import encode_pairs
+from areno_fn.world.pictures import PictureRow
 from areno_fn.world.rewards import Reward
-from areno_fn.world.tokenizer import Tokenizer
 
 _CPU = torch.device("cpu")
 
@@ -43,9 +40,9 @@ class PhasePlan:
         algorithm: the composed pure functions.
         steps: optimizer steps, or rollout iterations.
         rows: the data rows, as the rewards see them.
-        examples: tokenised rows of a data-set algorithm, else empty.
+        examples: encoded rows of a data-set algorithm, else empty.
         pairs: tokenised rows of an algorithm that compares two answers, else empty.
-        prompts: tokenised prompts of a generating algorithm, else None.
+        prompts: encoded prompts of a generating algorithm, else None.
         rewards: judges of the training samples, empty for feedback none.
         mixed: how often an epoch reads each data set, where they have weights.
         residency: where its snapshots lie.
@@ -55,8 +52,8 @@ class PhasePlan:
     algorithm: recipes.Algorithm
     steps: int
     rows: Sequence[Mapping[str, Any]]
-    examples: tuple[Example, ...]
-    prompts: tuple[tuple[int, ...], ...] | None
+    examples: tuple[Any, ...]
+    prompts: tuple[Any, ...] | None
     rewards: tuple[Reward, ...]
     residency: Residency
     mixed: Mixture = ()
@@ -79,15 +76,15 @@ class PhasePlan:
         return {**state.params, recipes.ACTOR: average if wide else ema_params(average, own)}
 
     @property
-    def documents(self) -> tuple[Example, ...]:
+    def documents(self) -> tuple[Example | PictureRow, ...]:
         """All that is trained on, in the order of the rows; empty for a generating algorithm."""
         return self.examples + tuple(document for pair in self.pairs for document in pair.documents)
 
 
 def plan_phase(
     spec: Phase,
-    policy: TokenPolicy,
-    tokenizer: Tokenizer,
+    policy: Any,
+    medium: Medium,
     stop: tuple[int, ...],
     moved: Trained,
     loss: recipes.Losses | None,
@@ -98,9 +95,12 @@ def plan_phase(
     device: torch.device = _CPU,
     drawn_with: View | None = None,
 ) -> PhasePlan:
-    """Reads, tokenises and composes one phase.
+    """Reads, encodes and composes one phase.
 
     Args:
+        spec: the phase.
+        policy: the model's functions, and `medium`, what they make.
+        stop: tokens that end a completion; none where there are no tokens.
         moved: the trained parameters.
         loss: a stage that takes the place of the algorithm's own, or such by role.
         view: from the parameters of all roles to what the policy takes.
@@ -116,33 +116,21 @@ def plan_phase(
     where = f"phases.{spec.name}"
     with at(f"{where}.rewards"):
         rewards = load_all(spec.rewards, loaded)
-    if spec.batch.max_length > policy.max_positions:
-        raise SpecError(
-            f"{where}.batch.max_length: {spec.batch.max_length} is beyond the model's context of {policy.max_positions} "
-            f"positions; lower it to that or less"
-        )
-    examples: tuple[Example, ...] = ()
-    pairs: tuple[Pair, ...] = ()
-    prompts: tuple[tuple[int, ...], ...] | None = None
+    medium.require_fit(spec, where)
     with at(f"{where}.data"):
         rows = read_all(spec.data)
-        if isinstance(spec.algorithm, DPO):
-            pairs = encode_pairs(rows, tokenizer, spec.batch.max_length, spec.batch.overlong)
-        elif spec.algorithm.execution.acquisition is Acquisition.DATASET:
-            examples = tuple(encode_examples(rows, tokenizer, spec.batch.max_length, spec.batch.overlong))
-        else:
-            prompts = encode_prompts(rows, tokenizer, spec.batch.max_length - _completion_tokens(spec))
-        used = [pair.chosen.row for pair in pairs] or [example.row for example in examples]
-        mixed = _mixture(spec, rows, used if prompts is None else range(len(rows)))
+        found = medium.encode(spec, rows)
+        used = [pair.chosen.row for pair in found.pairs] or [example.row for example in found.examples]
+        mixed = _mixture(spec, rows, used if found.prompts is None else range(len(rows)))
     with at(f"{where}.rewards"):
-        require_room(rewards, rows, prompts or (), _completion_tokens(spec))
-    size = len(pairs or examples) if prompts is None else len(prompts)
+        medium.require_judged(rewards, rows, found.prompts or (), spec)
+    size = found.size
     _check_smallest_batch(spec, size, where)
     steps = spec.steps or spec.epochs * batches_per_epoch(size, spec.batch.rows)
     _check_lengths(spec, steps, where)
     with at(f"{where}.optimizers"):
         optimizers = plan_optimizers(spec, moved, steps, mover)
-    residency = Residency(spec.offload, device, hold=bool(pairs))
+    residency = Residency(spec.offload, device, hold=bool(found.pairs))
     materials = recipes.Materials(
         policy=policy,
         optimizers=optimizers,
@@ -162,9 +150,9 @@ def plan_phase(
         algorithm=algorithm,
         steps=steps,
         rows=rows,
-        examples=examples,
-        pairs=pairs,
-        prompts=prompts,
+        examples=found.examples,
+        pairs=found.pairs,
+        prompts=found.prompts,
         rewards=rewards,
         residency=residency,
         mixed=mixed,
@@ -182,7 +170,7 @@ def _mixture(spec: Phase, rows: Sequence[Row], used: Sequence[int]) -> Mixture:
 
 def _check_smallest_batch(spec: Phase, size: int, where: str) -> None:
     """The last batch of an epoch may be smaller than the others, and must still give a row to every mini-batch."""
-    if not isinstance(spec.algorithm, Sampled):
+    if not isinstance(spec.algorithm, Repeated):
         return
     rows = size % spec.batch.rows or spec.batch.rows
     if rows * spec.algorithm.samples < spec.algorithm.minibatches:
@@ -210,10 +198,6 @@ def _check_lengths(spec: Phase, steps: int, where: str) -> None:
                 f"{where}.optimizers.{optimizer.role}.schedule: the decay would begin after {begins} optimizer steps, but the "
                 f"role makes {made} in this phase; lower stable_steps or warmup_steps"
             )
-
-
-def _completion_tokens(spec: Phase) -> int:
-    return spec.algorithm.sampling.max_tokens if isinstance(spec.algorithm, Sampled) else 0
 
 
 def _critic(spec: Phase, critic: CriticPlan | None) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Order: types, composition, device, model configuration and checkpoint headers, t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import attrs
 import torch
 
 from areno_fn.ckpt import hf
-from areno_fn.contracts.batch import Rollout
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.identity import RunIdentity
 from areno_fn.contracts.key import Key
@@ -25,18 +24,23 @@ from areno_fn.engine.derived import Derived
 from areno_fn.engine.evaluate import TOTAL, EvaluationPlan
 from areno_fn.engine.finetune import FinetunePlan, plan_finetune
 from areno_fn.engine.identity import identity_of
+from areno_fn.engine.media import check_medium
+from areno_fn.engine.medium import Medium
 from areno_fn.engine.model import ModelPlan, plan_model
 from areno_fn.engine.optimizers import Mover, Trained, trained
 from areno_fn.engine.phases import PhasePlan, plan_phase
+from areno_fn.engine.picture_medium import DIVERSITY, Pictures
 from areno_fn.engine.place import at
-from areno_fn.engine.rewards import Loaded, load_all, require_room
+from areno_fn.engine.rewards import Loaded, load_all
 from areno_fn.engine.specfile import check
+from areno_fn.engine.text_medium import Text
 from areno_fn.models import adapters
+from areno_fn.models.flow_families import FlowFamily
 from areno_fn.steps.recipes import CRITIC, Losses
+from areno_fn.steps.recipes.flow import drawing
 from areno_fn.steps.token.rollout import sampler
 from areno_fn.world import tokenizer as tokenizers
 from areno_fn.world.data import read_all
-from areno_fn.world.examples import encode_prompts
 from areno_fn.world.rewards import Reward
 from areno_fn.world.tokenizer import Tokenizer
 from areno_fn.world.tokenizer_bytes import ByteTokenizer as ByteTokens
@@ -55,10 +59,10 @@ class Plan:
         finetune: which of its parameters are trained, and how the policy sees them.
         critic: the role that estimates values; None where no phase has one.
         trained: the trained parameters of each role, as optimizers see them.
-        tokenizer: text to tokens and back.
+        medium: how rows become batches, and how samples are drawn, judged and shown.
+        tokenizer: text to tokens and back; None of a model without tokens.
         phases: in order.
         evaluation: None when the run has none.
-        rollout: decodes for evaluations.
         merged: holds merged weights to draw with; None where the policy draws with what it trains.
         roles: who owns which parameters.
         identity: what a checkpoint must have in common with this run to continue it.
@@ -71,10 +75,10 @@ class Plan:
     finetune: FinetunePlan
     critic: CriticPlan | None
     trained: Trained
-    tokenizer: Tokenizer
+    medium: Medium
+    tokenizer: Tokenizer | None
     phases: tuple[PhasePlan, ...]
     evaluation: EvaluationPlan | None
-    rollout: Callable[..., Rollout]
     roles: RoleLayout
     identity: RunIdentity
     merged: Derived[Any] | None = None
@@ -111,8 +115,8 @@ def plan(
     Args:
         spec: what to do.
         losses: by phase name, a stage that takes the place of the algorithm's own loss: `Actions -> Sums` in a GRPO, GSPO or
-            PPO phase, `Comparisons -> Sums` in a DPO phase, `Scores -> Sums` in an SFT phase; or such by role,
-            `Estimates -> Sums` for the critic.
+            PPO phase, `Comparisons -> Sums` in a DPO phase, `Scores -> Sums` in an SFT phase, `Velocities -> Sums` in a flow
+            SFT phase, `Moves -> Sums` in a Flow-GRPO phase; or such by role, `Estimates -> Sums` for the critic.
         optimizers: by phase name, a `Transform` or a pair `(init, update)` that takes the place of all that the phase's
             `optimizers` say, or such by role; its updates are added to the parameters.
 
@@ -126,19 +130,28 @@ def plan(
     device = _device(spec)
     with at("model"):
         model = plan_model(spec)
+    check_medium(spec, model.family.name, model.medium)
     finetune = plan_finetune(spec, model)
     critic = plan_critic(spec, model, finetune)
-    tokenizer = _tokenizer(spec, model)
-    require_same_tokens(critic, tokenizer)
-    stop = tuple(token for token in tokenizer.eos_ids if token < model.policy.vocab_size)
     moved = trained(finetune, critic)
-    loaded = Loaded(tokenizer=tokenizer, vocab_size=model.policy.vocab_size, device=device)
+    stop: tuple[int, ...] = ()
+    tokenizer: Tokenizer | None = None
+    medium: Medium
+    if isinstance(model.family, FlowFamily):
+        medium = _pictures(model, model.family)
+        loaded = Loaded(device=device)
+    else:
+        tokenizer = _tokenizer(spec, model)
+        require_same_tokens(critic, tokenizer)
+        stop = tuple(token for token in tokenizer.eos_ids if token < model.policy.vocab_size)
+        loaded = Loaded(device=device, tokenizer=tokenizer, vocab_size=model.policy.vocab_size)
+        medium = Text(tokenizer=tokenizer, rollout=sampler(model.policy, stop), positions=model.policy.max_positions)
     merged = _merged(spec, finetune)
     phases = tuple(
         plan_phase(
             phase,
             model.policy,
-            tokenizer,
+            medium,
             stop,
             moved,
             losses.get(phase.name),
@@ -151,7 +164,7 @@ def plan(
         )
         for phase in spec.phases
     )
-    evaluation = None if spec.evaluation is None else _evaluation(spec.evaluation, model, tokenizer, loaded)
+    evaluation = None if spec.evaluation is None else _evaluation(spec.evaluation, medium, loaded)
     ending = evaluation.rewards if evaluation is not None and any(phase.stop_at for phase in spec.phases) else ()
     return Plan(
         spec=spec,
@@ -160,15 +173,20 @@ def plan(
         finetune=finetune,
         critic=critic,
         trained=moved,
+        medium=medium,
         tokenizer=tokenizer,
         phases=phases,
         evaluation=evaluation,
-        rollout=sampler(model.policy, stop),
         roles=finetune.roles if critic is None else RoleLayout(roles=(*finetune.roles.roles, critic.role)),
         identity=identity_of(spec, model, phases, losses, stop, optimizers, critic, ending),
         own=tuple(name for name, given in (("losses", losses), ("optimizers", optimizers)) if given),
         merged=merged,
     )
+
+
+def _pictures(model: ModelPlan, family: FlowFamily) -> Pictures:
+    policy = model.policy
+    return Pictures(drawing=drawing(policy), shape=policy.latent_shape, classes=family.classes(model.config))
 
 
 def _merged(spec: RunSpec, finetune: FinetunePlan) -> Derived[Any] | None:
@@ -224,12 +242,12 @@ def _require_bytes(folder: str) -> None:
         )
 
 
-def _evaluation(spec: Evaluation, model: ModelPlan, tokenizer: Tokenizer, loaded: Loaded) -> EvaluationPlan:
-    room = model.policy.max_positions - spec.sampling.max_tokens
-    if room < 1:
+def _evaluation(spec: Evaluation, medium: Medium, loaded: Loaded) -> EvaluationPlan:
+    sampling = spec.sampling if isinstance(medium, Text) else spec.denoising
+    if isinstance(medium, Text) and medium.positions <= spec.sampling.max_tokens:
         raise SpecError(
             f"evaluation.sampling.max_tokens: {spec.sampling.max_tokens} leaves no room for a prompt in the model's "
-            f"context of {model.policy.max_positions} positions"
+            f"context of {medium.positions} positions"
         )
     with at("evaluation.rewards"):
         rewards = load_all(spec.rewards, loaded)
@@ -237,17 +255,21 @@ def _evaluation(spec: Evaluation, model: ModelPlan, tokenizer: Tokenizer, loaded
         raise SpecError(
             f"evaluation.rewards: {TOTAL!r} is what the sum of several rewards is called; give that reward another `name`"
         )
+    if isinstance(medium, Pictures) and DIVERSITY in {reward.name for reward in rewards}:
+        raise SpecError(
+            f"evaluation.rewards: {DIVERSITY!r} is what the distance of pictures is called; give that reward another `name`"
+        )
     with at("evaluation.data"):
         rows = read_all(spec.data)
         rows = rows[: spec.limit] if spec.limit else rows
-        prompts = encode_prompts(rows, tokenizer, room)
+        prompts = medium.encode_prompts(rows, sampling)
     with at("evaluation.rewards"):
-        require_room(rewards, rows, prompts, spec.sampling.max_tokens)
+        medium.require_judged(rewards, rows, prompts, sampling)
     return EvaluationPlan(
         rows=rows,
         prompts=prompts,
         rewards=rewards,
-        sampling=spec.sampling,
+        sampling=sampling,
         every=spec.every,
         batch=spec.batch,
     )

@@ -9,7 +9,6 @@ from pathlib import Path
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.spec import (
     PPO,
-    ArithmeticData,
     DataSpec,
     HFModel,
     HFTokenizer,
@@ -17,6 +16,7 @@ from areno_fn.contracts.spec import (
     ModelReward,
     RewardSpec,
     RunSpec,
+    StoredData,
 )
 from areno_fn.engine.outputs import OWN, written
 
@@ -66,7 +66,7 @@ def _sources(spec: RunSpec) -> Iterator[tuple[str, str]]:
 
 def _read(where: str, data: Iterable[DataSpec], rewards: Iterable[RewardSpec]) -> Iterator[tuple[str, str]]:
     for place, source in enumerate(data):
-        if not isinstance(source, ArithmeticData):
+        if isinstance(source, StoredData):
             yield f"{where}.data.{place}.path", source.path
     for place, reward in enumerate(rewards):
         if isinstance(reward, ModelReward):

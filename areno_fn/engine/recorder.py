@@ -14,6 +14,7 @@ from areno_fn.engine.outputs import Outputs
 from areno_fn.engine.plan import Plan
 from areno_fn.world.clock import Stopwatch
 from areno_fn.world.display import Display
+from areno_fn.world.gallery import Gallery
 from areno_fn.world.jsonl_log import truncate
 from areno_fn.world.samples import Sample, SampleLog
 from areno_fn.world.trackers import JsonlTracker, TensorBoardTracker, Tracker, combine
@@ -21,10 +22,10 @@ from areno_fn.world.trackers import JsonlTracker, TensorBoardTracker, Tracker, c
 
 @attrs.frozen(kw_only=True)
 class Judged:
-    """Completions and what they are worth: one row of the data, one text and one reward each."""
+    """Samples and what they are worth: one row of the data, one text or picture and one reward each."""
 
     rows: Sequence[Mapping[str, Any]]
-    texts: Sequence[str]
+    samples: Sequence[Any]
     totals: Sequence[float]
 
 
@@ -38,6 +39,7 @@ class Recorder:
         tracker: keeps metrics.
         sample_log: keeps completions.
         store: writes a resumable checkpoint, or begins to.
+        gallery: keeps sheets of pictures; None of a model that makes none.
         ready: told of the first state of a phase, like which those that `store` gets will be.
         held: seconds that `store` has held up the training since the last step.
     """
@@ -48,6 +50,7 @@ class Recorder:
     sample_log: SampleLog
     store: Callable[[TrainState], None]
     ready: Callable[[TrainState], None] = lambda state: None
+    gallery: Gallery | None = None
     held: list[float] = attrs.field(factory=list)
 
     def begun(self, state: TrainState) -> None:
@@ -78,7 +81,10 @@ class Recorder:
         self.display.evaluation(metrics)
         evaluation = self.plan.evaluation
         if evaluation is not None:
-            self._keep(state, Judged(rows=evaluation.rows, texts=result.texts, totals=result.totals))
+            self._keep(state, Judged(rows=evaluation.rows, samples=result.samples, totals=result.totals))
+            for name, found in (("eval", result), ("eval_ema", average)):
+                if self.gallery is not None and found is not None:
+                    self.gallery.hang(state.cursor.total, name, evaluation.rows, found.samples)
 
     def due(self, state: TrainState) -> bool:
         """Whether the specification asks for a checkpoint here."""
@@ -101,10 +107,10 @@ class Recorder:
         return self.plan.phases[state.cursor.phase].spec.name
 
     def _keep(self, state: TrainState, judged: Judged) -> None:
-        first = slice(self.plan.spec.log.samples)
+        first, text = slice(self.plan.spec.log.samples), self.plan.medium.text
         kept = [
-            Sample(prompt=_prompt_text(row), completion=text, reward=total, answer=_answer(row))
-            for row, text, total in zip(judged.rows[first], judged.texts[first], judged.totals[first], strict=True)
+            Sample(prompt=_prompt_text(row), completion=text(sample), reward=total, answer=_answer(row))
+            for row, sample, total in zip(judged.rows[first], judged.samples[first], judged.totals[first], strict=True)
         ]
         self.sample_log.log(state.cursor.total, self._name(state), kept)
         self.display.samples(kept)
@@ -130,9 +136,13 @@ def open_recorder(
     done = names if resumed is None else names[: resumed.phase + (resumed.step > 0)]
     for path in (outputs.metrics, outputs.samples):
         truncate(path, after, done)
+    board = TensorBoardTracker(outputs.tensorboard, after) if plan.spec.log.tensorboard else None
     trackers: list[Tracker] = [JsonlTracker(outputs.metrics)]
-    if plan.spec.log.tensorboard:
-        trackers.append(TensorBoardTracker(outputs.tensorboard, after))
+    if board is not None:
+        trackers.append(board)
+    gallery = (
+        Gallery(outputs.pictures, None if board is None else board.picture) if plan.model.medium == "pictures" else None
+    )
     return Recorder(
         plan=plan,
         display=display,
@@ -140,6 +150,7 @@ def open_recorder(
         sample_log=SampleLog(outputs.samples),
         store=store,
         ready=ready,
+        gallery=gallery,
     )
 
 

@@ -22,20 +22,21 @@ class Loaded:
     """What rewards are made with, and what has been made so far.
 
     Attributes:
-        tokenizer: of the policy, and `vocab_size`, how many tokens that can draw.
         device: where reward models live.
+        tokenizer: of the policy, and `vocab_size`, how many tokens that can draw; None of a model without tokens.
         classes: what classes of reward functions have been made into.
         models: by the real path of the folder and the dtype, the reward models.
     """
 
-    tokenizer: Tokenizer
-    vocab_size: int
     device: torch.device
+    tokenizer: Tokenizer | None = None
+    vocab_size: int = 0
     classes: rewards.Loaded = attrs.field(factory=dict)
     models: dict[tuple[str, str], RewardModel] = attrs.field(factory=dict)
 
     def model(self, spec: ModelReward) -> RewardModel:
         """The reward model of a folder."""
+        assert self.tokenizer is not None, "a model that judges text is refused for a model without tokens"
         key = (os.path.realpath(spec.path), spec.dtype)
         if key not in self.models:
             self.models[key] = plan_reward_model(spec, self.tokenizer, self.vocab_size, self.device)
@@ -78,7 +79,7 @@ def models_of(given: Iterable[Reward]) -> tuple[RewardModel, ...]:
 
 def _load(spec: RewardSpec, loaded: Loaded) -> Reward:
     if not isinstance(spec, ModelReward):
-        return rewards.load(spec, loaded.classes)
+        return rewards.load(spec, loaded.classes, "pictures" if loaded.tokenizer is None else "text")
     return Reward(
         name=spec.name or Path(os.path.realpath(spec.path)).name,
         weight=spec.weight,

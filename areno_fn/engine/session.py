@@ -25,6 +25,7 @@ from areno_fn.engine.composition import snapshots_of
 from areno_fn.engine.export import ADAPTER, AVERAGED, export, exports_average
 from areno_fn.engine.finetune import LoraPlan
 from areno_fn.engine.loop import train
+from areno_fn.engine.medium import Medium
 from areno_fn.engine.optimizers import Mover, described, long_warmups
 from areno_fn.engine.outputs import Outputs, inspect, prepare
 from areno_fn.engine.place import at
@@ -36,7 +37,6 @@ from areno_fn.engine.specfile import read, write
 from areno_fn.engine.start import initial_state, require_same_run, resumed_state
 from areno_fn.steps.recipes import Losses
 from areno_fn.world.display import Display, open_display
-from areno_fn.world.examples import plain_questions
 from areno_fn.world.rewards import Reward, rehearse
 
 STOPPED = 130
@@ -103,32 +103,28 @@ def describe(spec: RunSpec, *, resume: bool = False, overwrite: bool = False, ac
             f"  {phase.spec.name}: {kind.__struct_config__.tag} ({contract.acquisition} + {contract.feedback}), "
             f"{phase.steps} steps of {phase.spec.batch.rows} rows from {phase.size}"
         )
-        lines += _plain(plain_questions(phase.rows, made.tokenizer, trained=bool(phase.examples)))
+        lines += [f"    {line}" for line in made.medium.remarks(phase.rows, trained=bool(phase.examples))]
         lines += [f"    {line}" for line in described(phase.spec, made.trained)]
         lines += [f"    {line}" for line in long_warmups(phase.spec, phase.steps)]
         lines += [f"    keeps {name}{_place(phase.spec, name)}" for name in snapshots_of(phase.spec)]
-        lines += _rehearsed(f"phases.{phase.spec.name}.rewards", phase.rewards, phase.rows)
+        lines += _rehearsed(f"phases.{phase.spec.name}.rewards", phase.rewards, phase.rows, made.medium)
     if made.evaluation is not None:
         lines.append(f"  evaluation: {len(made.evaluation.rows)} rows")
-        lines += _plain(plain_questions(made.evaluation.rows, made.tokenizer))
-        lines += _rehearsed("evaluation.rewards", made.evaluation.rewards, made.evaluation.rows)
+        lines += [f"    {line}" for line in made.medium.remarks(made.evaluation.rows, trained=False)]
+        lines += _rehearsed("evaluation.rewards", made.evaluation.rewards, made.evaluation.rows, made.medium)
     return "\n".join(lines)
-
-
-def _plain(questions: int) -> list[str]:
-    said = "become plain texts that end their line, because the tokenizer has no chat template"
-    return [f"    {questions} questions or instructions {said}"] if questions else []
 
 
 def _place(phase: Phase, name: str) -> str:
     return ", on the host" if name in phase.offload else ""
 
 
-def _rehearsed(where: str, rewards: Sequence[Reward], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _rehearsed(where: str, rewards: Sequence[Reward], rows: Sequence[Mapping[str, Any]], medium: Medium) -> list[str]:
     """What rewards say of a first row of every data set; a function that cannot judge is found before any training."""
     with at(where):
-        said = rehearse(rewards, rows)
-    lines = [f"    {name}: {silent:g} for no text, {right:g} for the answer" for name, (silent, right) in said.items()]
+        said = rehearse(rewards, rows, medium.rehearsed)
+    first, second = medium.tried
+    lines = [f"    {name}: {nothing:g} for {first}, {right:g} for {second}" for name, (nothing, right) in said.items()]
     judges = [(reward.name, reward.function) for reward in rewards]
     return lines + [f"    {name}: {judge.describe()}" for name, judge in judges if isinstance(judge, ModelJudge)]
 

@@ -22,7 +22,9 @@ from areno_fn.contracts.errors import DataError
 _PANELS = (
     ("reward", "rollout/reward_mean", "#2563eb"),
     ("loss", "train/loss", "#dc2626"),
+    ("diversity within a class", "eval/diversity", "#0891b2"),
     ("KL to the reference", "train/kl", "#7c3aed"),
+    ("distance from the reference", "flow/kl", "#7c3aed"),
     ("preference margin", "dpo/margin", "#db2777"),
     ("explained variance of returns", "critic/explained_variance", "#9333ea"),
     ("entropy, nats", "train/entropy", "#0d9488"),
@@ -30,6 +32,8 @@ _PANELS = (
     ("gradient norm", "train/grad_norm", "#475569"),
     ("learning rate", "train/lr", "#475569"),
 )
+_APART = ("eval/diversity", "eval_ema/diversity")
+"""Numbers of evaluations that no reward gives."""
 _EXACT = ("train/lr",)  # known, not measured: nothing to smooth
 _EVALUATIONS = ("#ea580c", "#16a34a", "#db2777", "#854d0e")
 _SHADES = ("#f1f5f9", "#ffffff")
@@ -94,7 +98,7 @@ def plot(found: Mapping[str, Curve], phases: Sequence[tuple[str, int, int]]) -> 
         axes = figure.add_subplot(rows, 2, cells)
         _dress(axes, title, phases)
         if name in found:
-            _line(axes, found[name], colour, smooth=name not in _EXACT)
+            _line(axes, found[name], colour, smooth=name not in (*_EXACT, *_APART))
         if title == "reward":
             _points(axes, evaluations, trained=name in found)
         if cells[1] > 2 * rows - 2:
@@ -165,7 +169,7 @@ def _evaluations(found: Mapping[str, Curve]) -> dict[str, Curve]:
     """Evaluation curves; the total is left out beside the only reward that it is the total of."""
     shown: dict[str, Curve] = {}
     for family in ("eval/", "eval_ema/"):
-        own = {name: curve for name, curve in found.items() if name.startswith(family)}
+        own = {name: curve for name, curve in found.items() if name.startswith(family) and name not in _APART}
         if len(own) == 2:
             own.pop(f"{family}score", None)
         shown |= own

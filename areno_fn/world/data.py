@@ -11,7 +11,7 @@ import msgspec
 
 from areno_fn.contracts import spec as specs
 from areno_fn.contracts.errors import DataError
-from areno_fn.world import arithmetic
+from areno_fn.world import arithmetic, digits
 from areno_fn.world.data_arrow import arrow_rows, parquet_rows
 from areno_fn.world.data_folder import files_of
 from areno_fn.world.data_row import Row
@@ -30,6 +30,8 @@ def read(spec: specs.DataSpec, source: str = "") -> list[Row]:
     """
     if isinstance(spec, specs.ArithmeticData):
         return [Row(row, row.file, row.line, source) for row in arithmetic.rows(spec)]
+    if isinstance(spec, specs.DigitsData):
+        return [Row(row, row.file, row.line, source) for row in digits.rows(spec)]
     rows = []
     for row in islice(_stored(spec), spec.limit or None):
         named = Row(_renamed(row, spec.columns), row.file, row.line, source)

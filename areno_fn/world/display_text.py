@@ -21,8 +21,10 @@ _FIGURES = (
 def figures(metrics: Mapping[str, float]) -> dict[str, str]:
     """The metrics that are shown, under short names, in a fixed order."""
     found = {short: format(metrics[name], spec) for short, name, spec in _FIGURES if name in metrics}
-    speed = _tokens_per_second(metrics)
-    return found if speed is None else {**found, "tokens_per_s": format(speed, ".0f")}
+    speeds = {"pictures_per_s": metrics.get("rollout/pictures_per_s")}
+    if speeds["pictures_per_s"] is None:
+        speeds = {"tokens_per_s": _tokens_per_second(metrics)}
+    return found | {name: format(speed, ".0f") for name, speed in speeds.items() if speed is not None}
 
 
 def evaluation_figures(metrics: Mapping[str, float]) -> dict[str, str]:
@@ -30,7 +32,8 @@ def evaluation_figures(metrics: Mapping[str, float]) -> dict[str, str]:
     shown: dict[str, str] = {}
     for family, before in (("eval/", ""), ("eval_ema/", "ema ")):
         found = {name.removeprefix(family): value for name, value in metrics.items() if name.startswith(family)}
-        if len(found) == 2 and len(set(found.values())) == 1:
+        judged = {name: value for name, value in found.items() if name != "diversity"}
+        if len(judged) == 2 and len(set(judged.values())) == 1:
             found.pop("score", None)
         shown |= {before + name: format(value, ".4f") for name, value in found.items()}
     return shown

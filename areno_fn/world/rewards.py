@@ -18,9 +18,9 @@ import torch
 
 from areno_fn.contracts.batch import Drawn
 from areno_fn.contracts.errors import RewardError
-from areno_fn.contracts.spec import FunctionReward
+from areno_fn.contracts.spec import FunctionReward, Medium
 from areno_fn.world.rewards_call import AT_ONCE, CallError, TookTooLong, call_all, described, same_folder
-from areno_fn.world.rewards_form import LEGAL, Form, arguments, calls, form_of, is_async
+from areno_fn.world.rewards_form import LEGAL, SHOWN, Form, arguments, calls, form_of, is_async, medium_of
 from areno_fn.world.rewards_module import import_reward
 
 Rows = Sequence[Mapping[str, Any]]
@@ -72,11 +72,12 @@ class Reward:
         return not self.sources or getattr(row, "source", "") in self.sources
 
 
-def load(spec: FunctionReward, loaded: Loaded | None = None) -> Reward:
+def load(spec: FunctionReward, loaded: Loaded | None = None, medium: Medium = "text") -> Reward:
     """The reward that a specification names; the current directory is searched first, as with `python -m`.
 
     Args:
         loaded: what classes have been made into so far; a class that is named twice is made once.
+        medium: what it is to judge.
 
     Raises:
         RewardError: the name is not `package.module:function`, or leads to nothing whose parameters say what it is to be
@@ -94,7 +95,7 @@ def load(spec: FunctionReward, loaded: Loaded | None = None) -> Reward:
         function = _made(function, spec.function, {} if loaded is None else loaded)
     if not callable(function):
         raise RewardError(f"the reward {spec.function!r} must be a function, but it is a {type(function).__name__}")
-    _check_call(spec, function)
+    _check_call(spec, function, medium)
     return Reward(
         name=spec.name or attribute,
         weight=spec.weight,
@@ -143,8 +144,14 @@ def _made(kind: type, function: str, loaded: Loaded) -> Any:
     return loaded[function]
 
 
-def _check_call(spec: FunctionReward, function: RewardFunction) -> None:
-    form = _form(spec.function, function)
+def _check_call(spec: FunctionReward, function: RewardFunction, medium: Medium) -> None:
+    form = _form(spec.function, function, medium)
+    said = medium_of(function)
+    if said != medium:
+        raise RewardError(
+            f"the reward {spec.function!r} judges {SHOWN[said]}, by the names of its parameters, but the model makes "
+            f"{SHOWN[medium]}; name a reward with the parameters {LEGAL[medium]}"
+        )
     if spec.concurrency and (form == "batch" or not is_async(function)):
         raise RewardError(
             f"the reward {spec.function!r} is called one time after the other, so `concurrency` says nothing; remove it, or "
@@ -152,13 +159,13 @@ def _check_call(spec: FunctionReward, function: RewardFunction) -> None:
         )
 
 
-def _form(name: str, function: RewardFunction) -> Form:
+def _form(name: str, function: RewardFunction, medium: Medium = "text") -> Form:
     try:
         return form_of(function)
     except TypeError as error:
         raise RewardError(
-            f"the reward {name!r} does not say what it is to be called with ({error}); it must have the parameters {LEGAL}, "
-            f"in any order, and a default for every other"
+            f"the reward {name!r} does not say what it is to be called with ({error}); it must have the parameters "
+            f"{LEGAL[medium]}, in any order, and a default for every other"
         ) from None
 
 
@@ -167,7 +174,7 @@ class _Batch:
     """Completions that one reward judges, with their places among all that are judged."""
 
     rows: Rows
-    completions: Sequence[str]
+    completions: Sequence[Any]
     drawn: Sequence[Drawn]
     places: Sequence[int]
     group: int
@@ -181,7 +188,7 @@ class _Batch:
 def score(
     rewards: Sequence[Reward],
     rows: Rows,
-    completions: Sequence[str],
+    completions: Sequence[Any],
     group: int = 1,
     drawn: Sequence[Drawn] | None = None,
 ) -> tuple[list[float], dict[str, list[float]]]:
@@ -190,7 +197,7 @@ def score(
     Args:
         rewards: judges with different names.
         rows: the data row of every completion; each judge gets its own copies.
-        completions: the texts, B of them; those of one row stand together.
+        completions: the texts or pictures, B of them; those of one row stand together.
         group: completions of each row.
         drawn: the tokens of every completion and its prompt, which a `Judge` is asked about.
 
@@ -228,19 +235,31 @@ def score(
     return totals, parts
 
 
-def rehearse(rewards: Sequence[Reward], rows: Rows) -> dict[str, tuple[float, float]]:
-    """Asks functions once, about the first row of every data set: what an empty text is worth, and what the row's answer.
+def texts(row: Mapping[str, Any]) -> tuple[str, str]:
+    """No text, and the row's `answer` or `response`."""
+    return "", str(row.get("answer", row.get("response", "")))
+
+
+def rehearse(
+    rewards: Sequence[Reward], rows: Rows, samples: Callable[[Mapping[str, Any]], tuple[Any, Any]] = texts
+) -> dict[str, tuple[float, float]]:
+    """Asks functions once, about the first row of every data set.
+
+    Args:
+        rewards: those that are models are left out.
+        rows: of the data.
+        samples: from a row to a sample of nothing, and to one of what would be right.
 
     Returns:
-        By name the values for the first row that the reward judges, of no text and of its `answer` or `response`.
+        By name the values of these two for the first row that the reward judges.
 
     Raises:
         RewardError: as `score`.
     """
     firsts = list({getattr(row, "source", ""): row for row in reversed(rows)}.values())[::-1]
-    texts = [text for row in firsts for text in ("", str(row.get("answer", row.get("response", ""))))]
+    tried = [sample for row in firsts for sample in samples(row)]
     asked = [reward for reward in rewards if not isinstance(reward.function, Judge)]
-    _, parts = score(asked, [row for row in firsts for _ in range(2)], texts, group=2)
+    _, parts = score(asked, [row for row in firsts for _ in range(2)], tried, group=2)
     return {name: (values[0], values[1]) for name, values in parts.items()}
 
 

@@ -9,16 +9,27 @@ from collections.abc import Callable, Mapping, Sequence
 from inspect import BoundArguments, Parameter, Signature
 from typing import Any, Literal
 
+from areno_fn.contracts.spec import Medium
+
 Form = Literal["batch", "group", "one"]
 
-FORMS: Mapping[Form, tuple[str, str]] = {
-    "batch": ("rows", "completions"),
-    "group": ("row", "completions"),
-    "one": ("row", "completion"),
+FORMS: Mapping[tuple[Medium, Form], tuple[str, str]] = {
+    ("text", "batch"): ("rows", "completions"),
+    ("text", "group"): ("row", "completions"),
+    ("text", "one"): ("row", "completion"),
+    ("pictures", "batch"): ("rows", "pictures"),
+    ("pictures", "group"): ("row", "pictures"),
+    ("pictures", "one"): ("row", "picture"),
 }
-"""The two parameters of every form."""
+"""The two parameters of every form, by what is judged."""
 
-LEGAL = "(rows, completions), (row, completions) or (row, completion)"
+SHOWN: Mapping[Medium, str] = {"text": "completions", "pictures": "pictures"}
+"""What is judged."""
+
+LEGAL: Mapping[Medium, str] = {
+    "text": "(rows, completions), (row, completions) or (row, completion)",
+    "pictures": "(rows, pictures), (row, pictures) or (row, picture)",
+}
 
 
 def form_of(function: Callable[..., Any]) -> Form:
@@ -30,9 +41,22 @@ def form_of(function: Callable[..., Any]) -> Form:
     Raises:
         TypeError: there is no such form, or more than one.
     """
+    return _said(function)[1]
+
+
+def medium_of(function: Callable[..., Any]) -> Medium:
+    """What a function judges, by the names of its parameters.
+
+    Raises:
+        TypeError: as `form_of`.
+    """
+    return _said(function)[0]
+
+
+def _said(function: Callable[..., Any]) -> tuple[Medium, Form]:
     named = [p for p in _signature(function).parameters.values() if p.kind not in _LEFT_OVER]
     known, needed = {p.name for p in named}, {p.name for p in named if p.default is Parameter.empty}
-    found = [form for form, pair in FORMS.items() if needed <= set(pair) <= known]
+    found = [said for said, pair in FORMS.items() if needed <= set(pair) <= known]
     if len(found) != 1:
         raise TypeError(f"its parameters are {_bare(function)}")
     return found[0]
@@ -52,15 +76,15 @@ def calls(form: Form, size: int, group: int) -> list[slice]:
 
 
 def arguments(
-    function: Callable[..., Any], rows: Sequence[Mapping[str, Any]], completions: Sequence[str]
+    function: Callable[..., Any], rows: Sequence[Mapping[str, Any]], completions: Sequence[Any]
 ) -> BoundArguments:
     """What one call gets, by name: copies, so that a function which writes to them changes nothing but its own.
 
     Raises:
         TypeError: as `form_of`.
     """
-    form = form_of(function)
-    first, second = FORMS[form]
+    medium, form = _said(function)
+    first, second = FORMS[medium, form]
     given = {
         first: [copy.deepcopy(dict(row)) for row in rows] if form == "batch" else copy.deepcopy(dict(rows[0])),
         second: completions[0] if form == "one" else list(completions),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy as np
 
 from areno_fn.world.clock import Clock, wall
 from areno_fn.world.jsonl_log import JsonlLog, truncate
@@ -59,6 +61,11 @@ class TensorBoardTracker:
         del phase
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def picture(self, step: int, name: str, picture: np.ndarray[Any, Any]) -> None:
+        """Writes a picture, float [C, H, W] from 0 to 1."""
+        self._writer.add_image(name, picture, step)
         self._writer.flush()
 
     def close(self) -> None:

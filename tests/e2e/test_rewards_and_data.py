@@ -13,7 +13,7 @@ import torch
 from e2e import tiny
 
 import areno_fn as af
-from areno_fn.engine.evaluate import pad_prompts
+from areno_fn.engine.text_medium import pad_prompts
 from areno_fn.world import rewards as rewards_module
 
 ROWS = [{"ask": f"{i}+1=", "answer": str(i + 1)} for i in range(6)]

@@ -15,10 +15,10 @@ from areno_fn.contracts.batch import JudgedRollout
 from areno_fn.contracts.record import replace
 from areno_fn.contracts.state import TrainState
 from areno_fn.engine import specfile
-from areno_fn.engine.evaluate import pad_prompts
 from areno_fn.engine.plan import Plan, plan
 from areno_fn.engine.residency import offload, onload
 from areno_fn.engine.start import initial_state, resumed_state
+from areno_fn.engine.text_medium import pad_prompts
 from areno_fn.steps.recipes import ACTOR, REFERENCE
 from areno_fn.steps.variants import AVERAGE
 

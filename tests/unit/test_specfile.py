@@ -15,6 +15,7 @@ from areno_fn.engine import specfile
 
 PLAIN = "; a specification holds text, finite numbers, booleans, lists and tables with text keys"
 EMPTY = "the file is empty; `python -m areno_fn.spec new FILE.toml` writes one to start from"
+KINDS = "'sft', 'dpo', 'grpo', 'gspo', 'ppo', 'flow_sft' or 'flow_grpo'"
 BASE = """
 model: {kind: hf, path: models/tiny}
 phases:
@@ -83,7 +84,7 @@ def test_a_good_file_is_read_with_its_defaults(base: Path) -> None:
             "{kind: sft}",
             "{kind: sft, samples: 2}",
             "phases.sft.algorithm has no field 'samples'; "
-            "its kind 'sft' has none; one that has it, 'grpo', 'gspo' or 'ppo', would have to be set first",
+            "its kind 'sft' has none; one that has it, 'grpo', 'gspo', 'ppo' or 'flow_grpo', would have to be set first",
         ),
         ("path: models/tiny", "dtype: source", "model lacks 'path', which must be text"),
         (
@@ -91,11 +92,11 @@ def test_a_good_file_is_read_with_its_defaults(base: Path) -> None:
             "seed: 1",
             "the specification lacks 'model', which must be a table with kind 'scratch' or 'hf'",
         ),
-        ("{kind: sft}", "{}", "phases.sft.algorithm lacks 'kind', which must be 'sft', 'dpo', 'grpo', 'gspo' or 'ppo'"),
+        ("{kind: sft}", "{}", f"phases.sft.algorithm lacks 'kind', which must be {KINDS}"),
         (
             "{kind: sft}",
             "{kind: a2c}",
-            "phases.sft.algorithm.kind must be 'sft', 'dpo', 'grpo', 'gspo' or 'ppo', received the text 'a2c'",
+            f"phases.sft.algorithm.kind must be {KINDS}, received the text 'a2c'",
         ),
         (
             "{kind: adamw,",
@@ -105,7 +106,7 @@ def test_a_good_file_is_read_with_its_defaults(base: Path) -> None:
         (
             "algorithm: {kind: sft}",
             "algorithm: sft",
-            "phases.sft.algorithm must be a table with kind 'sft', 'dpo', 'grpo', 'gspo' or 'ppo', received the text 'sft'",
+            f"phases.sft.algorithm must be a table with kind {KINDS}, received the text 'sft'",
         ),
         ("lr: 0.001", "lr: -1", "phases.sft.optimizers.actor.lr must be a number above 0, received the number -1"),
         (
@@ -379,7 +380,7 @@ def test_later_overrides_win(base: Path) -> None:
         ("device=gpu", "device must be 'auto', 'cpu' or 'cuda', received the text 'gpu'"),
         (
             "phases.sft.algorithm.kind=a2c",
-            "phases.sft.algorithm.kind must be 'sft', 'dpo', 'grpo', 'gspo' or 'ppo', received the text 'a2c'",
+            f"phases.sft.algorithm.kind must be {KINDS}, received the text 'a2c'",
         ),
         ("seed.x=1", "seed is the number 0 and has nothing inside"),
         ("model.path.x=1", "model.path is the text 'models/tiny' and has nothing inside"),

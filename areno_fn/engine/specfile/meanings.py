@@ -38,6 +38,11 @@ _SAMPLED = {
     "epochs": "passes over one rollout",
 }
 
+_DENOISING = {
+    "steps": "from noise to data, each asks the model once",
+    "shift": "of the noise levels; above 1 stays longer at much noise",
+}
+
 _GROUPED = _SAMPLED | {
     "baseline": "what a reward is compared with",
     "scale": "advantages are divided by this standard deviation",
@@ -82,8 +87,13 @@ MEANINGS: dict[str, dict[str, str]] = {
         "seed": "chooses the sums",
         **_SHARED,
     },
+    "DigitsData": {
+        "split": "no picture is in both",
+        "limit": "first pictures that are read; 0: all",
+        **_SHARED,
+    },
     "FunctionReward": {
-        "function": "package.module:function, called with rows and completions",
+        "function": "package.module:function, called with rows and completions, or rows and pictures",
         "weight": "factor in the total",
         "name": "in the metrics; when empty, the function's own",
         "data": "names of the data sets whose rows it judges; when empty, all",
@@ -106,6 +116,30 @@ MEANINGS: dict[str, dict[str, str]] = {
         "top_k": "most likely tokens kept; 0 keeps all",
         "top_p": "probability mass kept",
         "min_p": "least probability kept, relative to the likeliest token",
+    },
+    "Denoising": _DENOISING,
+    "NoisyDenoising": {
+        **_DENOISING,
+        "dynamics": "how noise enters a step",
+        "level": "eta, how much",
+    },
+    "FlowSFT": {
+        "times": "distribution of the noise levels trained at",
+        "shift": "of these levels; above 1 means more noise",
+        "weighting": "of the error at a level",
+    },
+    "FlowGRPO": {
+        "samples": "pictures of each prompt, the group",
+        "denoising": "how they are drawn",
+        "clip_low": "the ratio of a step is clipped below 1 - clip_low",
+        "clip_high": "and above 1 + clip_high",
+        "baseline": "what a reward is compared with",
+        "scale": "advantages are divided by this standard deviation",
+        "kl_coef": "weight of the distance from the phase's start; 0 keeps no reference",
+        "kl_space": "in which that is measured",
+        "reference_every": "iterations after which the reference becomes the actor; 0: never",
+        "minibatches": "optimizer steps on one rollout",
+        "epochs": "passes over one rollout",
     },
     "Schedule": {
         "kind": "how the learning rate falls after warm-up",
@@ -217,6 +251,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "data": "held-out rows",
         "rewards": "what their completions are judged by",
         "sampling": "how completions are drawn",
+        "denoising": "how a flow model draws instead",
         "every": "steps between evaluations; 0 only before and after a phase",
         "limit": "most rows evaluated; 0 all",
         "batch": "rows decoded at once",

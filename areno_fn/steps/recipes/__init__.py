@@ -13,7 +13,7 @@ import attrs
 
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.execution import DATASET_NONE, GENERATION_REWARD, ExecutionContract
-from areno_fn.contracts.spec import DPO, GRPO, GSPO, PPO, SFT, AlgorithmSpec, Sampled
+from areno_fn.contracts.spec import DPO, GRPO, GSPO, PPO, SFT, AlgorithmSpec, FlowGRPO, FlowSFT, Repeated
 from areno_fn.steps.joins import Stage
 from areno_fn.steps.recipes.algorithm import (
     ACTOR,
@@ -26,6 +26,7 @@ from areno_fn.steps.recipes.algorithm import (
     actor,
     critic,
 )
+from areno_fn.steps.recipes.flow import flow_grpo, flow_sft
 from areno_fn.steps.recipes.ppo import ppo
 from areno_fn.steps.recipes.sampled import grpo, gspo
 from areno_fn.steps.recipes.supervised import dpo, sft
@@ -45,6 +46,8 @@ __all__ = [
     "build",
     "critic",
     "dpo",
+    "flow_grpo",
+    "flow_sft",
     "grpo",
     "gspo",
     "ppo",
@@ -66,6 +69,8 @@ RECIPES: dict[type[AlgorithmSpec], Recipe] = {
     GRPO: Recipe(execution=GENERATION_REWARD, build=grpo),
     GSPO: Recipe(execution=GENERATION_REWARD, build=gspo),
     PPO: Recipe(execution=GENERATION_REWARD, build=ppo),
+    FlowSFT: Recipe(execution=DATASET_NONE, build=flow_sft),
+    FlowGRPO: Recipe(execution=GENERATION_REWARD, build=flow_grpo),
 }
 """The only registry of algorithms. A specification's `execution` and its recipe's must be one constant."""
 
@@ -90,7 +95,7 @@ def build(spec: AlgorithmSpec, materials: Materials, loss: Losses | None = None)
                 f"a loss was given for {role!r}, but the roles that are trained are {', '.join(spec.roles)}"
             )
     algorithm = RECIPES[type(spec)].build(spec, materials, given)
-    every = spec.reference_every if isinstance(spec, DPO | Sampled) else 0
+    every = spec.reference_every if isinstance(spec, DPO | Repeated) else 0
     if not every:
         return algorithm
     put = materials.shelves[REFERENCE].put

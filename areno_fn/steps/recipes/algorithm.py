@@ -10,7 +10,7 @@ import attrs
 import torch
 
 from areno_fn.contracts.actions import Metrics
-from areno_fn.contracts.batch import JudgedRollout, PackedTokens, Prompts, Rollout
+from areno_fn.contracts.batch import JudgedRollout, PackedTokens
 from areno_fn.contracts.optim import Optimizer
 from areno_fn.contracts.policy import TokenPolicy
 from areno_fn.contracts.record import replace
@@ -52,7 +52,7 @@ class Materials:
     """What a recipe is built from.
 
     Attributes:
-        policy: the model's functions.
+        policy: the model's functions: a `TokenPolicy`, or a `FlowPolicy` for the algorithms of flow models.
         optimizers: by role, what moves it in this phase.
         stop: token ids that end a completion.
         micro_tokens: token budget of a micro-batch.
@@ -68,9 +68,9 @@ class Materials:
             on with what it has.
     """
 
-    policy: TokenPolicy
+    policy: Any
     optimizers: Mapping[str, Optimizer]
-    stop: tuple[int, ...]
+    stop: tuple[int, ...] = ()
     micro_tokens: int = 8192
     max_length: int = 1024
     max_rows: int = 1024
@@ -89,16 +89,17 @@ class Algorithm:
 
     Attributes:
         begin: readies a state for the phase: fresh optimizer states, snapshots taken of the parameters.
-        sample: draws completions for a batch of prompts; None for algorithms that read a data set.
-        step: `(state, batch) -> (state, metrics)`; the batch is a tuple of `PackedTokens` micro-batches
-            or `Pairs` micro-batches for data-set algorithms and a `JudgedRollout` for generating ones.
+        sample: draws a `Rollout` for `Prompts`, or a `Trajectory` for `FlowPrompts`; None for algorithms that read a
+            data set.
+        step: `(state, batch) -> (state, metrics)`; the batch of a data-set algorithm is a tuple of `PackedTokens` or
+            `Pairs` micro-batches, or a `Clean`, and that of a generating one a `JudgedRollout` or a `JudgedTrajectory`.
         recall: for generating algorithms, `(state, judged) -> judged` with what frozen and current parameters say of the
             drawn tokens. `step` calls it where that has not been done.
         refer: log-probabilities [M] that the frozen reference gives packed pairs; None for algorithms without pairs.
     """
 
     begin: Callable[[TrainState], TrainState]
-    sample: Callable[[TrainState, Prompts], Rollout] | None
+    sample: Callable[[TrainState, Any], Any] | None
     step: Update
     recall: Callable[[TrainState, JudgedRollout], JudgedRollout] | None = None
     refer: Callable[[TrainState, PackedTokens], torch.Tensor] | None = None

@@ -75,7 +75,7 @@ def ppo(spec: PPO, materials: Materials, losses: Mapping[str, Stage] = NO_LOSSES
         advantages = whiten(advantages, counted) if spec.whiten else advantages
         update = critic_alone if _warms_up(spec, state) else both
         reported = []
-        for rows in updates_of(spec, state, drawn):
+        for rows in updates_of(spec, state, batch.rewards.shape[0]):
             micro = experience(
                 drawn,
                 advantages,

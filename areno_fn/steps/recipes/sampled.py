@@ -11,7 +11,7 @@ from areno_fn.contracts.actions import Metrics
 from areno_fn.contracts.batch import JudgedRollout, Prompts, Rollout
 from areno_fn.contracts.execution import CycleUnit
 from areno_fn.contracts.record import replace
-from areno_fn.contracts.spec import GRPO, GSPO, PPO, Grouped, Sampled
+from areno_fn.contracts.spec import GRPO, GSPO, PPO, Grouped, Repeated, Sampled
 from areno_fn.contracts.state import TrainState
 from areno_fn.steps.advantages import group_advantages
 from areno_fn.steps.compose import pipeline
@@ -68,7 +68,7 @@ def _policy_gradient(spec: GRPO | GSPO, materials: Materials, loss: Stage) -> Al
         batch = recall(state, batch)
         advantages = _advantages(spec, batch)
         reported = []
-        for rows in updates_of(spec, state, batch.rollout):
+        for rows in updates_of(spec, state, batch.rewards.shape[0]):
             micro = experience(
                 batch.rollout,
                 advantages,
@@ -170,14 +170,10 @@ def recalling(spec: GRPO | GSPO | PPO, materials: Materials) -> Callable[[TrainS
     return recall
 
 
-def updates_of(spec: Sampled, state: TrainState, drawn: Rollout) -> list[torch.Tensor]:
-    """The rows of every update over a rollout: `epochs` times a shuffle into `minibatches`."""
+def updates_of(spec: Repeated, state: TrainState, count: int) -> list[torch.Tensor]:
+    """The rows of every update over `count` samples: `epochs` times a shuffle into `minibatches`."""
     shuffle = state.key.fold("minibatches").fold(state.counters.rollout_iteration)
-    return [
-        rows
-        for epoch in range(spec.epochs)
-        for rows in minibatches(drawn.lengths.shape[0], spec.minibatches, shuffle.fold(epoch))
-    ]
+    return [rows for epoch in range(spec.epochs) for rows in minibatches(count, spec.minibatches, shuffle.fold(epoch))]
 
 
 def iterated(state: TrainState) -> TrainState:

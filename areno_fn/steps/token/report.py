@@ -21,9 +21,27 @@ def describe(batch: JudgedRollout, advantages: torch.Tensor) -> Metrics:
         batch: B judged sequences.
         advantages: float32, of completions [B], or of their tokens [B, T] where those that were drawn count.
     """
-    rewards, rollout = batch.rewards.double(), batch.rollout
+    rollout = batch.rollout
     advantages = advantages[drawn_places(rollout)] if advantages.ndim == 2 else advantages
-    low, high, several = _group_extremes(rewards, rollout.groups)
+    lengths = {
+        "rollout/response_len_mean": rollout.lengths.double().mean(),
+        "rollout/prompt_len_mean": rollout.prompts.lengths.double().mean(),
+        "rollout/truncated_fraction": 1 - rollout.finished.double().mean(),
+    }
+    judged = describe_rewards(batch.rewards, rollout.groups, advantages)
+    return judged | {name: float(value) for name, value in lengths.items()}
+
+
+def describe_rewards(rewards: torch.Tensor, groups: torch.Tensor, advantages: torch.Tensor) -> Metrics:
+    """Rewards and advantages of what was sampled, of whatever it is made.
+
+    Args:
+        rewards: [B].
+        groups: int64 [B], rows with one number answer the same prompt.
+        advantages: of any shape; all of them count.
+    """
+    rewards = rewards.double()
+    low, high, several = _group_extremes(rewards, groups)
     values = {
         "rollout/reward_mean": rewards.mean(),
         "rollout/reward_std": rewards.std(correction=0),
@@ -31,9 +49,6 @@ def describe(batch: JudgedRollout, advantages: torch.Tensor) -> Metrics:
         "rollout/reward_max": rewards.max(),
         "rollout/advantage_mean": advantages.double().mean(),
         "rollout/advantage_std": advantages.double().std(correction=0),
-        "rollout/response_len_mean": rollout.lengths.double().mean(),
-        "rollout/prompt_len_mean": rollout.prompts.lengths.double().mean(),
-        "rollout/truncated_fraction": 1 - rollout.finished.double().mean(),
         "rollout/zero_std_groups": (low == high)[several].double().sum() / max(1, int(several.sum())),
     }
     return {name: float(value) for name, value in values.items()}

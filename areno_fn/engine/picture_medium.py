@@ -1,0 +1,116 @@
+"""Pictures: rows are pictures of a class, drawn by denoising; rewards are asked about arrays from 0 to 1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+
+from areno_fn.contracts.actions import Metrics
+from areno_fn.contracts.execution import Acquisition
+from areno_fn.contracts.flow import Conditions, FlowPrompts, Trajectory
+from areno_fn.contracts.flow_batch import Clean, JudgedTrajectory
+from areno_fn.contracts.key import Key
+from areno_fn.contracts.spec import Denoising, Phase
+from areno_fn.engine.medium import Encoded
+from areno_fn.engine.text_medium import names_of
+from areno_fn.steps.recipes.flow import Draw
+from areno_fn.world import pictures
+from areno_fn.world.data_row import Row
+from areno_fn.world.pictures import Picture, PictureRow
+from areno_fn.world.rewards import Reward
+
+DIVERSITY = "diversity"
+"""What the mean distance of pictures of one class is called beside the rewards of an evaluation."""
+
+
+@attrs.frozen(kw_only=True)
+class Pictures:
+    """The medium of a flow model whose latents are pictures, from -1 to 1 where those of the world are from 0 to 1.
+
+    Attributes:
+        drawing: draws for evaluations.
+        shape: C, S, S of a picture.
+        classes: labels are below it.
+    """
+
+    drawing: Draw
+    shape: tuple[int, ...]
+    classes: int
+
+    def require_fit(self, spec: Phase, where: str) -> None:
+        """Pictures are of the model's size, or `encode` refuses them."""
+
+    def encode(self, spec: Phase, rows: Sequence[Row]) -> Encoded:
+        """The pictures of a phase with their classes, or the classes alone."""
+        found = pictures.encode(rows, self.shape, self.classes)
+        if spec.algorithm.execution.acquisition is Acquisition.DATASET:
+            return Encoded(examples=found)
+        return Encoded(prompts=tuple(row.label for row in found))
+
+    def encode_prompts(self, rows: Sequence[Row], spec: Denoising) -> tuple[int, ...]:
+        """The classes of an evaluation."""
+        del spec
+        return tuple(row.label for row in pictures.encode(rows, self.shape, self.classes))
+
+    def require_judged(self, rewards: Sequence[Reward], rows: Sequence[Row], prompts: Sequence[int], spec: Any) -> None:
+        """Every reward of pictures takes every row."""
+
+    def remarks(self, rows: Sequence[Mapping[str, Any]], *, trained: bool) -> list[str]:
+        """Nothing."""
+        del rows, trained
+        return []
+
+    def batch(self, examples: Sequence[PictureRow], rows: Sequence[int], spec: Phase) -> Clean:
+        """Pictures as latents."""
+        del spec
+        chosen = [examples[row] for row in rows]
+        latents = 2 * torch.from_numpy(np.stack([one.picture for one in chosen])) - 1
+        labels, cpu = [one.label for one in examples], torch.device("cpu")
+        return Clean(latents=latents, prompts=self.prompts(labels, rows, cpu))
+
+    def prompts(self, prompts: Sequence[int], rows: Sequence[int], device: torch.device) -> FlowPrompts:
+        """The classes of some rows."""
+        labels = torch.tensor([prompts[row] for row in rows])
+        ids = torch.tensor(names_of(rows, len(prompts)))
+        return FlowPrompts(conditions=Conditions(positive=labels.to(device)), ids=ids.to(device))
+
+    def draw(self, params: Any, prompts: FlowPrompts, key: Key, spec: Denoising, *, max_rows: int) -> torch.Tensor:
+        """One latent a prompt, by the ODE."""
+        return self.drawing(params, prompts, key, spec, max_rows)
+
+    def shown(self, drawn: Trajectory | torch.Tensor) -> list[Picture]:
+        """The picture of every latent, float32 [C, S, S]."""
+        latents = drawn.final if isinstance(drawn, Trajectory) else drawn
+        return list(((latents.float() + 1) / 2).clamp(0, 1).cpu().numpy())
+
+    def tokens(self, drawn: Any) -> None:
+        """There are none."""
+
+    def judged(self, drawn: Trajectory, rewards: torch.Tensor) -> JudgedTrajectory:
+        """The trajectory with its rewards."""
+        return JudgedTrajectory(rollout=drawn, rewards=rewards)
+
+    def rates(self, drawn: Trajectory, seconds: float) -> Metrics:
+        """Pictures drawn per second."""
+        return {"rollout/pictures_per_s": drawn.ids.shape[0] / max(seconds, 1e-9)}
+
+    def described(self, rows: Sequence[Mapping[str, Any]], samples: Sequence[Picture]) -> Metrics:
+        """How far the pictures of one class are from each other."""
+        return {DIVERSITY: pictures.diversity([row["label"] for row in rows], samples)}
+
+    def text(self, sample: Picture) -> str:
+        """The picture in characters."""
+        return pictures.text(sample)
+
+    def rehearsed(self, row: Mapping[str, Any]) -> tuple[Picture, Picture]:
+        """An empty picture, and the row's own."""
+        return np.zeros(self.shape, np.float32), pictures.array(row["picture"])
+
+    @property
+    def tried(self) -> tuple[str, str]:
+        """The words for these two."""
+        return "an empty picture", "the row's own"

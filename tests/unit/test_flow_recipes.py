@@ -1,0 +1,173 @@
+"""The named algorithms of flow models are the compositions that the guide makes by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+import areno_fn as af
+from areno_fn import tree
+from areno_fn.contracts.actions import Sums
+from areno_fn.contracts.flow import Conditions, FlowPrompts, Process
+from areno_fn.contracts.flow_batch import Clean, JudgedTrajectory, Velocities
+from areno_fn.contracts.spec import AdamWSpec, Denoising, FlowGRPO, FlowSFT, NoisyDenoising, SGDSpec
+from areno_fn.models.digits_dit import DiTConfig
+from areno_fn.models.digits_dit.model import DiTPolicy, init
+from areno_fn.steps.flow.noise import latent_noise
+from areno_fn.steps.flow.times import Times, sampled_times
+from areno_fn.steps.recipes import Algorithm, Materials, build
+from areno_fn.steps.recipes.flow import drawing
+
+POLICY = DiTPolicy(DiTConfig(num_classes=3, sample_size=4, num_layers=1, num_heads=2, head_dim=8))
+KEY = af.Key.of(5)
+MOVED = SGDSpec(lr=0.1, max_grad_norm=0.0, weight_decay=0.0)
+
+
+def start() -> Any:
+    """Parameters of a velocity that is not 0."""
+    params = init(POLICY.config, KEY)
+    return tree.map_with_path(
+        lambda path, x: x + 0.1 * af.random.normal(KEY.fold(path), torch.arange(x.numel())).reshape(x.shape), params
+    )
+
+
+def state_of(algorithm: Algorithm) -> af.TrainState:
+    return algorithm.begin(
+        af.TrainState(
+            params={"actor": start()}, optim={}, snapshots={}, counters=af.Counters(), key=KEY, cursor=af.Cursor()
+        )
+    )
+
+
+def made(spec: FlowSFT | FlowGRPO, optimizer: Any = None, loss: Any = None) -> Algorithm:
+    movers: Mapping[str, Any] = {"actor": optimizer or af.sgd(MOVED, 10)}
+    return build(spec, Materials(policy=POLICY, optimizers=movers), loss)
+
+
+def clean(count: int = 6) -> Clean:
+    latents = af.random.normal(KEY.fold("data"), torch.arange(count * 16)).reshape(count, 1, 4, 4)
+    return Clean(latents=latents, prompts=prompts(count))
+
+
+def prompts(count: int) -> FlowPrompts:
+    return FlowPrompts(conditions=Conditions(positive=torch.arange(count) % 3), ids=torch.arange(count) + 10)
+
+
+def test_supervised_steps_are_the_error_of_the_velocity_by_autograd() -> None:
+    """The loss and the update of one step, written out with levels and noise by their keys."""
+    batch, algorithm = clean(), made(FlowSFT(times="uniform", shift=2.0, weighting="data"))
+    state = state_of(algorithm)
+    key = KEY.fold("levels").fold(0).fold(0)
+    sigma = sampled_times(Times(kind="uniform", shift=2.0), key.fold("level"), batch.prompts.ids)
+    noise = latent_noise(key.fold("noise"), batch.prompts.ids, (1, 4, 4))
+    share = sigma.reshape(-1, 1, 1, 1)
+    params = tree.map(lambda x: x.clone().requires_grad_(), state.params["actor"])
+    mixed = (1 - share) * batch.latents + share * noise
+    velocity = POLICY.velocity(params, mixed, sigma * 1000, batch.prompts.conditions.positive)
+    loss = (sigma**2 * (velocity - (noise - batch.latents)).square().mean((1, 2, 3))).mean()
+    loss.backward()
+    after, metrics = algorithm.step(state, batch)
+    assert metrics["train/loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
+    for (path, before), now in zip(tree.leaves_with_path(params), tree.leaves(after.params["actor"]), strict=True):
+        expected = before.detach() - 0.1 * (torch.zeros_like(before) if before.grad is None else before.grad)
+        torch.testing.assert_close(now, expected, atol=1e-6, rtol=1e-4, msg=path)
+
+
+def test_every_supervised_step_has_levels_of_its_own() -> None:
+    seen: list[torch.Tensor] = []
+
+    def loss(found: Velocities) -> Sums:
+        seen.append(found.batch.sigma)
+        total = found.velocity.square().mean()
+        return Sums(total=total, weight=total.new_tensor(1.0), stats={}, peaks={})
+
+    algorithm = made(FlowSFT(), loss=loss)
+    state = state_of(algorithm)
+    for _ in range(2):
+        state, _ = algorithm.step(state, clean())
+    algorithm.step(state_of(algorithm), clean())
+    assert not torch.equal(seen[0], seen[1]) and torch.equal(seen[0], seen[2])
+
+
+def judged(algorithm: Algorithm, state: af.TrainState) -> JudgedTrajectory:
+    assert algorithm.sample is not None
+    drawn = algorithm.sample(state, prompts(3))
+    return JudgedTrajectory(rollout=drawn, rewards=drawn.final.mean((1, 2, 3)))
+
+
+@pytest.mark.parametrize("dynamics", ["flow_sde", "dance_sde", "cps"])
+def test_before_the_first_update_the_ratio_is_1_and_the_distance_0(dynamics: Any) -> None:
+    spec = FlowGRPO(samples=4, denoising=NoisyDenoising(steps=4, level=0.6, dynamics=dynamics), kl_coef=0.5)
+    algorithm = made(spec)
+    state = state_of(algorithm)
+    batch = judged(algorithm, state)
+    assert [i >= 0 for i in batch.rollout.transition_map] == [True, True, True, False], "all noisy steps are trained on"
+    after, metrics = algorithm.step(state, batch)
+    assert metrics["train/ratio_max"] == metrics["train/ratio_mean"] == 1
+    assert metrics["train/logp_diff_max"] == metrics["flow/kl"] == metrics["train/clip_fraction"] == 0
+    assert metrics["train/tokens"] == 3 * 4 * 3
+    assert metrics["rollout/advantage_mean"] == pytest.approx(0, abs=1e-6)
+    assert after.counters.rollout_iteration == after.counters.optimizer_step == 1
+    _, metrics = algorithm.step(after, judged(algorithm, after))
+    assert metrics["flow/kl"] > 0 and metrics["train/ratio_max"] == 1
+
+
+def test_the_first_update_is_the_policy_gradient_by_autograd() -> None:
+    """Of the log-densities of the drawn steps, by torch.distributions, in a rollout written out as Flow-GRPO's formula."""
+    algorithm = made(FlowGRPO(samples=4, denoising=NoisyDenoising(steps=4, level=0.6)))
+    state = state_of(algorithm)
+    batch = judged(algorithm, state)
+    drawn, rewards = batch.rollout, batch.rewards.reshape(3, 4)
+    advantages = ((rewards - rewards.mean(1, keepdim=True)) / rewards.std(1, correction=0, keepdim=True)).reshape(-1)
+    params = tree.map(lambda x: x.clone().requires_grad_(), state.params["actor"])
+    sigmas, total = [1.0, 0.75, 0.5, 0.25, 0.0], torch.zeros(())
+    for step in range(3):
+        x, taken = drawn.state(step), drawn.state(step + 1)
+        sigma, dt = sigmas[step], sigmas[step + 1] - sigmas[step]
+        g = 0.6 * (sigma / (1 - (sigmas[1] if step == 0 else sigma))) ** 0.5
+        v = POLICY.velocity(params, x, torch.full((12,), 1000 * sigma), drawn.conditions.positive)
+        mean = x + (v + g**2 / (2 * sigma) * (x + (1 - sigma) * v)) * dt
+        logp = torch.distributions.Normal(mean, g * (-dt) ** 0.5).log_prob(taken).mean((1, 2, 3))
+        total = total - (advantages * logp).sum() / 36
+    total.backward()
+    after, _ = algorithm.step(state, batch)
+    for (path, before), now in zip(tree.leaves_with_path(params), tree.leaves(after.params["actor"]), strict=True):
+        expected = before.detach() - 0.1 * (torch.zeros_like(before) if before.grad is None else before.grad)
+        torch.testing.assert_close(now, expected, atol=1e-6, rtol=1e-3, msg=path)
+
+
+def test_mini_batches_and_epochs_are_updates() -> None:
+    spec = FlowGRPO(samples=4, denoising=NoisyDenoising(steps=3), minibatches=3, epochs=2)
+    algorithm = made(spec, af.adamw(AdamWSpec(lr=1e-2), 10))
+    state = state_of(algorithm)
+    after, metrics = algorithm.step(state, judged(algorithm, state))
+    assert (after.counters.optimizer_step, after.counters.rollout_iteration) == (6, 1)
+    assert metrics["train/tokens"] == 2 * 12 * 2 and metrics["train/ratio_max"] > 1
+
+
+def test_the_reference_is_renewed() -> None:
+    algorithm = made(FlowGRPO(samples=4, denoising=NoisyDenoising(steps=3), kl_coef=0.1, reference_every=2))
+    state, distances = state_of(algorithm), []
+    for step in range(4):
+        state = af.replace(state, cursor=af.Cursor(step=step))
+        state, metrics = algorithm.step(state, judged(algorithm, state))
+        distances.append(metrics["flow/kl"])
+    assert distances[0] == distances[2] == 0 and min(distances[1], distances[3]) > 0
+
+
+def test_evaluations_draw_by_the_ode_whatever_is_drawn_at_once() -> None:
+    draw, params, spec = drawing(POLICY), start(), Denoising(steps=3, shift=2.0)
+    whole = draw(params, prompts(5), KEY, spec, 5)
+    torch.testing.assert_close(draw(params, prompts(5), KEY, spec, 2), whole, atol=1e-6, rtol=0)
+    x = latent_noise(KEY.fold("start"), prompts(5).ids, (1, 4, 4))
+    levels = [2 * u / (1 + u) for u in (1.0, 2 / 3, 1 / 3)] + [0.0]
+    for sigma, after in pairwise(levels):
+        with torch.no_grad():
+            v = POLICY.velocity(params, x, torch.full((5,), 1000 * sigma), torch.arange(5) % 3)
+        x = x + v * (after - sigma)
+    torch.testing.assert_close(whole, x, atol=1e-5, rtol=1e-5)
+    assert Process(dynamics="ode").guidance == 1
