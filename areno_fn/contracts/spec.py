@@ -313,46 +313,82 @@ class DPO(Spec, frozen=True, kw_only=True, tag="dpo", tag_field="kind"):
     reference_every: Natural = 0
 
 
+Times = Literal["uniform", "logit_normal"]
+"""Distributions of noise levels."""
+
+
 class FlowSFT(Spec, frozen=True, kw_only=True, tag="flow_sft", tag_field="kind"):
     """Supervised training of a flow model: the squared error of its velocity at a random noise level of every picture."""
 
     execution: ClassVar[ExecutionContract] = DATASET_NONE
     roles: ClassVar[tuple[str, ...]] = ("actor",)
 
-    times: Literal["uniform", "logit_normal"] = "logit_normal"
+    times: Times = "logit_normal"
     shift: Annotated[float, Meta(gt=0)] = 1.0
     weighting: Literal["velocity", "data", "inverse_square", "cosmap"] = "velocity"
 
 
-class FlowGRPO(Spec, frozen=True, kw_only=True, tag="flow_grpo", tag_field="kind"):
-    """Group relative policy optimization of a flow model: its noisy denoising steps are the decisions.
+class FlowGrouped(Spec, frozen=True, kw_only=True):
+    """What the algorithms of flow models have in common that compare the samples of a prompt with each other.
 
-    `kl_coef` > 0 keeps a frozen snapshot of the phase's start as reference, from which the distance is measured in
-    `kl_space`; every `reference_every` iterations (0: never) it becomes what the actor is then.
+    `kl_coef` > 0 keeps a frozen snapshot of the phase's start as reference, from whose velocity the distance is measured;
+    every `reference_every` iterations (0: never) it becomes what the actor is then.
     """
 
     execution: ClassVar[ExecutionContract] = GENERATION_REWARD
     roles: ClassVar[tuple[str, ...]] = ("actor",)
 
     samples: Positive = 8
-    denoising: NoisyDenoising = field(default_factory=NoisyDenoising)
-    clip_low: Annotated[float, Meta(gt=0, lt=1)] = 1e-4
-    clip_high: Annotated[float, Meta(gt=0)] = 1e-4
     baseline: Literal["group", "leave_one_out", "batch"] = "group"
     scale: Literal["group", "batch", "none"] = "group"
     kl_coef: Rate = 0.0
-    kl_space: Literal["velocity", "mean", "gaussian"] = "velocity"
     reference_every: Natural = 0
     minibatches: Positive = 1
     epochs: Positive = 1
 
 
-AlgorithmSpec = SFT | DPO | GRPO | GSPO | PPO | FlowSFT | FlowGRPO
+class FlowGRPO(FlowGrouped, frozen=True, kw_only=True, tag="flow_grpo", tag_field="kind"):
+    """Group relative policy optimization of a flow model: its noisy denoising steps are the decisions.
 
-FlowAlgorithm = FlowSFT | FlowGRPO
+    With `kl_space` the distance from the reference is measured elsewhere.
+    """
+
+    denoising: NoisyDenoising = field(default_factory=NoisyDenoising)
+    clip_low: Annotated[float, Meta(gt=0, lt=1)] = 1e-4
+    clip_high: Annotated[float, Meta(gt=0)] = 1e-4
+    kl_space: Literal["velocity", "mean", "gaussian"] = "velocity"
+
+
+class FlowNoised(FlowGrouped, frozen=True, kw_only=True):
+    """What the algorithms have in common that draw without noise, and noise what they have drawn to `terms` levels each."""
+
+    denoising: Denoising = field(default_factory=lambda: Denoising(steps=10))
+    times: Times = "uniform"
+    shift: Annotated[float, Meta(gt=0)] = 1.0
+    terms: Positive = 2
+    max_advantage: Annotated[float, Meta(gt=0)] = 5.0
+
+
+class FlowNFT(FlowNoised, frozen=True, kw_only=True, tag="flow_nft", tag_field="kind"):
+    """DiffusionNFT: the velocity is drawn to samples with high rewards and pushed away from those with low ones."""
+
+    beta: Annotated[float, Meta(gt=0)] = 1.0
+
+
+class FlowAWM(FlowNoised, frozen=True, kw_only=True, tag="flow_awm", tag_field="kind"):
+    """Advantage weighted matching: the clipped surrogate with minus a velocity error as log-probability."""
+
+    weighting: Literal["uniform", "sigma", "square", "huber", "ghuber"] = "uniform"
+    clip_low: Annotated[float, Meta(gt=0, lt=1)] = 1e-2
+    clip_high: Annotated[float, Meta(gt=0)] = 1e-2
+
+
+AlgorithmSpec = SFT | DPO | GRPO | GSPO | PPO | FlowSFT | FlowGRPO | FlowNFT | FlowAWM
+
+FlowAlgorithm = FlowSFT | FlowGrouped
 """The algorithms of models that make pictures."""
 
-Repeated = Sampled | FlowGRPO
+Repeated = Sampled | FlowGrouped
 """The algorithms that draw several samples of a prompt and are moved by mini-batches of them."""
 
 

@@ -17,7 +17,7 @@ from areno_fn.contracts.spec import (
     GSPO,
     PPO,
     Batch,
-    FlowGRPO,
+    FlowGrouped,
     Grouped,
     Lora,
     OptimizerSpec,
@@ -126,7 +126,7 @@ def _phase(spec: RunSpec, phase: Phase) -> Iterator[str]:
         yield f"{where}.algorithm.dual_clip: {phase.algorithm.dual_clip} is not above 1; use a number above 1, or 0 for no bound"
     if isinstance(phase.algorithm, Sampled):
         yield from _sampled(phase, phase.algorithm, where)
-    if isinstance(phase.algorithm, FlowGRPO):
+    if isinstance(phase.algorithm, FlowGrouped):
         yield from flow_problems(phase, phase.algorithm)
     if isinstance(phase.algorithm, Repeated):
         yield from _minibatches(phase, phase.algorithm, where)

@@ -12,6 +12,7 @@ from areno_fn.contracts.spec import (
     DigitsData,
     Evaluation,
     FlowAlgorithm,
+    FlowGrouped,
     FlowGRPO,
     Medium,
     ModelReward,
@@ -20,7 +21,10 @@ from areno_fn.contracts.spec import (
     RunSpec,
 )
 
-_ALGORITHMS: dict[Medium, str] = {"text": "sft, dpo, grpo, gspo or ppo", "pictures": "flow_sft or flow_grpo"}
+_ALGORITHMS: dict[Medium, str] = {
+    "text": "sft, dpo, grpo, gspo or ppo",
+    "pictures": "flow_sft, flow_grpo, flow_nft or flow_awm",
+}
 _DATA: dict[Medium, str] = {"text": "jsonl, parquet, hf or arithmetic", "pictures": "digits"}
 _OF_TEXT = ("micro_tokens", "max_length", "overlong")
 
@@ -58,12 +62,12 @@ def _phase(phase: Phase, name: str, medium: Medium) -> Iterator[str]:
                 yield f"{where}.batch.{field}: it is about tokens, and {name} makes pictures; remove it"
 
 
-def flow_problems(phase: Phase, algorithm: FlowGRPO) -> Iterator[str]:
+def flow_problems(phase: Phase, algorithm: FlowGrouped) -> Iterator[str]:
     """What is wrong with an algorithm that denoises, whatever the model."""
     where = f"phases.{phase.name}.algorithm"
-    if algorithm.denoising.dynamics == "cps" and algorithm.denoising.level > 1:
+    if isinstance(algorithm, FlowGRPO) and algorithm.denoising.dynamics == "cps" and algorithm.denoising.level > 1:
         yield f"{where}.denoising.level: the dynamics 'cps' takes levels up to 1, received {algorithm.denoising.level}"
-    if not algorithm.kl_coef and algorithm.kl_space != FlowGRPO().kl_space:
+    if isinstance(algorithm, FlowGRPO) and not algorithm.kl_coef and algorithm.kl_space != FlowGRPO().kl_space:
         yield f"{where}.kl_space: without kl_coef there is no distance to measure; give kl_coef, or remove this"
     if algorithm.samples == 1 and "batch" not in (algorithm.baseline, algorithm.scale):
         yield f"{where}.samples: a group of 1 has nothing to be compared with; use at least 2"

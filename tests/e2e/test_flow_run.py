@@ -149,6 +149,18 @@ def test_adapters_are_trained_beside_a_frozen_model(whole: Path, spec: Path, tmp
     assert all(line["train/grad_norm"] > 0 for line in steps)
 
 
+@pytest.mark.parametrize("kind", ["flow_nft", "flow_awm"])
+def test_other_algorithms_run_and_continue_bit_for_bit(kind: str, spec: Path, tmp_path: Path) -> None:
+    algorithm = {"kind": kind, "samples": 4, "kl_coef": 0.1, "minibatches": 2, "denoising": {"steps": 3}}
+    values = {"phases__grpo__algorithm": algorithm}
+    assert tiny.run(spec, tmp_path / "whole", **values).code == 0
+    assert tiny.run(spec, tmp_path / "out", phases__grpo__steps=2, **values).code == 0
+    assert tiny.run(spec, tmp_path / "out", "--resume", **values).code == 0
+    assert tiny.state(tmp_path / "whole") == tiny.state(tmp_path / "out")
+    steps = [line for line in tiny.lines(tmp_path / "whole" / "metrics.jsonl") if "flow/kl" in line]
+    assert len(steps) == 4 and steps[-1]["flow/kl"] > 0
+
+
 def test_a_dry_run_shows_what_rewards_say_of_pictures(spec: Path, tmp_path: Path) -> None:
     done = tiny.run(spec, tmp_path / "out", "--dry-run")
     assert done.code == 0
@@ -196,7 +208,8 @@ FUNCTION = {"kind": "function", "function": "e2e.test_flow_run:of_text"}
     [
         (
             {"phases__sft__algorithm": {"kind": "sft"}},
-            "phases.sft.algorithm: sft trains models that make text, but digits_dit makes pictures; use flow_sft or flow_grpo",
+            "phases.sft.algorithm: sft trains models that make text, but digits_dit makes pictures; use flow_sft, flow_grpo, "
+            "flow_nft or flow_awm",
         ),
         (
             {"phases__sft__data": TEXT_DATA},

@@ -14,7 +14,7 @@ from areno_fn import tree
 from areno_fn.contracts.actions import Sums
 from areno_fn.contracts.flow import Conditions, FlowPrompts, Process
 from areno_fn.contracts.flow_batch import Clean, JudgedTrajectory, Velocities
-from areno_fn.contracts.spec import AdamWSpec, Denoising, FlowGRPO, FlowSFT, NoisyDenoising, SGDSpec
+from areno_fn.contracts.spec import AdamWSpec, Denoising, FlowAWM, FlowGRPO, FlowNFT, FlowSFT, NoisyDenoising, SGDSpec
 from areno_fn.models.digits_dit import DiTConfig
 from areno_fn.models.digits_dit.model import DiTPolicy, init
 from areno_fn.steps.flow.noise import latent_noise
@@ -43,7 +43,7 @@ def state_of(algorithm: Algorithm) -> af.TrainState:
     )
 
 
-def made(spec: FlowSFT | FlowGRPO, optimizer: Any = None, loss: Any = None) -> Algorithm:
+def made(spec: Any, optimizer: Any = None, loss: Any = None) -> Algorithm:
     movers: Mapping[str, Any] = {"actor": optimizer or af.sgd(MOVED, 10)}
     return build(spec, Materials(policy=POLICY, optimizers=movers), loss)
 
@@ -138,6 +138,53 @@ def test_the_first_update_is_the_policy_gradient_by_autograd() -> None:
     for (path, before), now in zip(tree.leaves_with_path(params), tree.leaves(after.params["actor"]), strict=True):
         expected = before.detach() - 0.1 * (torch.zeros_like(before) if before.grad is None else before.grad)
         torch.testing.assert_close(now, expected, atol=1e-6, rtol=1e-3, msg=path)
+
+
+def _matched(advantages: torch.Tensor, v: Any, x: Any, clean: Any, sigma: Any) -> torch.Tensor:
+    """DiffusionNFT with beta 1 and weights that are data, from its formula."""
+    share = (0.5 + advantages / 10).clamp(0, 1)
+    losses = []
+    for velocity in (v, 2 * v.detach() - v):
+        found = x - sigma.reshape(-1, 1, 1, 1) * velocity
+        weight = (found - clean).abs().mean((1, 2, 3)).detach().clamp(min=1e-5)
+        losses.append((found - clean).square().mean((1, 2, 3)) / weight)
+    return (5 * (share * losses[0] + (1 - share) * losses[1])).mean()
+
+
+def _weighted(advantages: torch.Tensor, v: Any, x: Any, clean: Any, sigma: Any) -> torch.Tensor:
+    """AWM where nothing is clipped: -A exp(l_old - l), with l the squared velocity error."""
+    target = (x - clean) / sigma.reshape(-1, 1, 1, 1)
+    error = (v - target).square().mean((1, 2, 3))
+    return (-advantages * torch.exp(error.detach() - error)).mean()
+
+
+@pytest.mark.parametrize(
+    ("spec", "formula"),
+    [
+        (FlowNFT(samples=4, denoising=Denoising(steps=3), terms=1), _matched),
+        (FlowAWM(samples=4, denoising=Denoising(steps=3), terms=1), _weighted),
+    ],
+)
+def test_rewards_of_noised_samples_by_autograd(spec: Any, formula: Any) -> None:
+    algorithm = made(spec)
+    state = state_of(algorithm)
+    batch = judged(algorithm, state)
+    drawn, rewards = batch.rollout, batch.rewards.reshape(3, 4)
+    advantages = ((rewards - rewards.mean(1, keepdim=True)) / rewards.std(1, correction=0, keepdim=True)).reshape(-1)
+    key = KEY.fold("levels").fold(0).fold(0)
+    sigma = sampled_times(Times(), key.fold("level"), drawn.ids)
+    noise = latent_noise(key.fold("noise"), drawn.ids, (1, 4, 4))
+    share = sigma.reshape(-1, 1, 1, 1)
+    x = (1 - share) * drawn.final + share * noise
+    params = tree.map(lambda leaf: leaf.clone().requires_grad_(), state.params["actor"])
+    v = POLICY.velocity(params, x, sigma * 1000, drawn.conditions.positive)
+    loss = formula(advantages, v, x, drawn.final, sigma)
+    loss.backward()
+    after, metrics = algorithm.step(state, batch)
+    assert metrics["train/loss"] == pytest.approx(float(loss.detach()), rel=1e-4, abs=1e-6)
+    for (path, before), now in zip(tree.leaves_with_path(params), tree.leaves(after.params["actor"]), strict=True):
+        expected = before.detach() - 0.1 * (torch.zeros_like(before) if before.grad is None else before.grad)
+        torch.testing.assert_close(now, expected, atol=1e-5, rtol=1e-3, msg=path)
 
 
 def test_mini_batches_and_epochs_are_updates() -> None:

@@ -15,7 +15,7 @@ from areno_fn.engine import specfile
 
 PLAIN = "; a specification holds text, finite numbers, booleans, lists and tables with text keys"
 EMPTY = "the file is empty; `python -m areno_fn.spec new FILE.toml` writes one to start from"
-KINDS = "'sft', 'dpo', 'grpo', 'gspo', 'ppo', 'flow_sft' or 'flow_grpo'"
+KINDS = "'sft', 'dpo', 'grpo', 'gspo', 'ppo', 'flow_sft', 'flow_grpo', 'flow_nft' or 'flow_awm'"
 BASE = """
 model: {kind: hf, path: models/tiny}
 phases:
@@ -84,7 +84,8 @@ def test_a_good_file_is_read_with_its_defaults(base: Path) -> None:
             "{kind: sft}",
             "{kind: sft, samples: 2}",
             "phases.sft.algorithm has no field 'samples'; "
-            "its kind 'sft' has none; one that has it, 'grpo', 'gspo', 'ppo' or 'flow_grpo', would have to be set first",
+            "its kind 'sft' has none; one that has it, 'grpo', 'gspo', 'ppo', 'flow_grpo', 'flow_nft' or 'flow_awm', would "
+            "have to be set first",
         ),
         ("path: models/tiny", "dtype: source", "model lacks 'path', which must be text"),
         (

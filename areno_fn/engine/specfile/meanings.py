@@ -48,6 +48,24 @@ _GROUPED = _SAMPLED | {
     "scale": "advantages are divided by this standard deviation",
 }
 
+_FLOW_GROUPED = {
+    "samples": "pictures of each prompt, the group",
+    "baseline": "what a reward is compared with",
+    "scale": "advantages are divided by this standard deviation",
+    "kl_coef": "weight of the distance from the phase's start; 0 keeps no reference",
+    "reference_every": "iterations after which the reference becomes the actor; 0: never",
+    "minibatches": "optimizer steps on one rollout",
+    "epochs": "passes over one rollout",
+}
+
+_FLOW_NOISED = _FLOW_GROUPED | {
+    "denoising": "how they are drawn",
+    "times": "distribution of the noise levels trained at",
+    "shift": "of these levels; above 1 means more noise",
+    "terms": "levels that every picture is noised to",
+    "max_advantage": "advantages are clipped to it",
+}
+
 MEANINGS: dict[str, dict[str, str]] = {
     "RunSpec": {
         "version": "of this file format",
@@ -129,17 +147,21 @@ MEANINGS: dict[str, dict[str, str]] = {
         "weighting": "of the error at a level",
     },
     "FlowGRPO": {
-        "samples": "pictures of each prompt, the group",
+        **_FLOW_GROUPED,
         "denoising": "how they are drawn",
         "clip_low": "the ratio of a step is clipped below 1 - clip_low",
         "clip_high": "and above 1 + clip_high",
-        "baseline": "what a reward is compared with",
-        "scale": "advantages are divided by this standard deviation",
-        "kl_coef": "weight of the distance from the phase's start; 0 keeps no reference",
-        "kl_space": "in which that is measured",
-        "reference_every": "iterations after which the reference becomes the actor; 0: never",
-        "minibatches": "optimizer steps on one rollout",
-        "epochs": "passes over one rollout",
+        "kl_space": "in which that distance is measured",
+    },
+    "FlowNFT": {
+        **_FLOW_NOISED,
+        "beta": "how far the velocities that are compared lie from the one that drew",
+    },
+    "FlowAWM": {
+        **_FLOW_NOISED,
+        "weighting": "of the velocity error that stands for a log-probability",
+        "clip_low": "the ratio of a noised picture is clipped below 1 - clip_low",
+        "clip_high": "and above 1 + clip_high",
     },
     "Schedule": {
         "kind": "how the learning rate falls after warm-up",

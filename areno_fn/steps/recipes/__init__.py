@@ -13,7 +13,19 @@ import attrs
 
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.execution import DATASET_NONE, GENERATION_REWARD, ExecutionContract
-from areno_fn.contracts.spec import DPO, GRPO, GSPO, PPO, SFT, AlgorithmSpec, FlowGRPO, FlowSFT, Repeated
+from areno_fn.contracts.spec import (
+    DPO,
+    GRPO,
+    GSPO,
+    PPO,
+    SFT,
+    AlgorithmSpec,
+    FlowAWM,
+    FlowGRPO,
+    FlowNFT,
+    FlowSFT,
+    Repeated,
+)
 from areno_fn.steps.joins import Stage
 from areno_fn.steps.recipes.algorithm import (
     ACTOR,
@@ -26,7 +38,7 @@ from areno_fn.steps.recipes.algorithm import (
     actor,
     critic,
 )
-from areno_fn.steps.recipes.flow import flow_grpo, flow_sft
+from areno_fn.steps.recipes.flow import flow_awm, flow_grpo, flow_nft, flow_sft
 from areno_fn.steps.recipes.ppo import ppo
 from areno_fn.steps.recipes.sampled import grpo, gspo
 from areno_fn.steps.recipes.supervised import dpo, sft
@@ -46,7 +58,9 @@ __all__ = [
     "build",
     "critic",
     "dpo",
+    "flow_awm",
     "flow_grpo",
+    "flow_nft",
     "flow_sft",
     "grpo",
     "gspo",
@@ -71,6 +85,8 @@ RECIPES: dict[type[AlgorithmSpec], Recipe] = {
     PPO: Recipe(execution=GENERATION_REWARD, build=ppo),
     FlowSFT: Recipe(execution=DATASET_NONE, build=flow_sft),
     FlowGRPO: Recipe(execution=GENERATION_REWARD, build=flow_grpo),
+    FlowNFT: Recipe(execution=GENERATION_REWARD, build=flow_nft),
+    FlowAWM: Recipe(execution=GENERATION_REWARD, build=flow_awm),
 }
 """The only registry of algorithms. A specification's `execution` and its recipe's must be one constant."""
 
