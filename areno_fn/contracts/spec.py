@@ -12,6 +12,16 @@ from msgspec import Meta, field
 from areno_fn.contracts.execution import DATASET_NONE, GENERATION_REWARD, ExecutionContract
 from areno_fn.contracts.spec_base import Name, Natural, Positive, Rate, Unit
 from areno_fn.contracts.spec_base import Spec as Spec
+from areno_fn.contracts.spec_flow import Denoising as Denoising
+from areno_fn.contracts.spec_flow import DigitsData as DigitsData
+from areno_fn.contracts.spec_flow import FlowAWM as FlowAWM
+from areno_fn.contracts.spec_flow import FlowGrouped as FlowGrouped
+from areno_fn.contracts.spec_flow import FlowGRPO as FlowGRPO
+from areno_fn.contracts.spec_flow import FlowNFT as FlowNFT
+from areno_fn.contracts.spec_flow import FlowNoised as FlowNoised
+from areno_fn.contracts.spec_flow import FlowSFT as FlowSFT
+from areno_fn.contracts.spec_flow import Medium as Medium
+from areno_fn.contracts.spec_flow import NoisyDenoising as NoisyDenoising
 from areno_fn.contracts.spec_optimizers import AdamW8bitSpec as AdamW8bitSpec
 from areno_fn.contracts.spec_optimizers import AdamWSpec as AdamWSpec
 from areno_fn.contracts.spec_optimizers import Decay as Decay
@@ -98,18 +108,6 @@ class ArithmeticData(Spec, frozen=True, kw_only=True, tag="arithmetic", tag_fiel
     weight: Rate = 0.0
 
 
-class DigitsData(Spec, frozen=True, kw_only=True, tag="digits", tag_field="kind"):
-    """The 8 x 8 pictures of handwritten digits of scikit-learn with their classes, split by a hash of the pixels.
-
-    What an algorithm that draws takes of a row is its class.
-    """
-
-    split: Literal["train", "heldout"] = "train"
-    limit: Natural = 0
-    name: str = ""
-    weight: Rate = 0.0
-
-
 DataSpec = JsonlData | ParquetData | HFData | ArithmeticData | DigitsData
 
 
@@ -169,32 +167,7 @@ class Sampling(Spec, frozen=True, kw_only=True):
     min_p: Annotated[float, Meta(ge=0, lt=1)] = 0.0
 
 
-class Levels(Spec, frozen=True, kw_only=True):
-    """The noise levels of a flow model's steps, from noise to data, as `areno_fn.steps.flow.schedule` makes them."""
-
-    steps: Positive = 20
-    shift: Annotated[float, Meta(gt=0)] = 1.0
-
-
-class Denoising(Levels, frozen=True, kw_only=True):
-    """How a flow model draws without noise in its steps."""
-
-
-class NoisyDenoising(Levels, frozen=True, kw_only=True):
-    """How it draws with noise in every step but the last, so that what is drawn has a probability.
-
-    The level is eta in the table of `areno_fn.steps.flow.transition.transition`, at most 1 for "cps".
-    """
-
-    steps: Annotated[int, Meta(ge=2)] = 10
-    dynamics: Literal["flow_sde", "dance_sde", "cps"] = "flow_sde"
-    level: Annotated[float, Meta(gt=0)] = 0.7
-
-
 # ---------------------------------------------------------------------------------------- algorithms
-
-Medium = Literal["text", "pictures"]
-"""What a model makes. Algorithms, data and rewards are of the medium of their model."""
 
 Aggregation = Literal["token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "constant_length"]
 
@@ -311,76 +284,6 @@ class DPO(Spec, frozen=True, kw_only=True, tag="dpo", tag_field="kind"):
     beta: Annotated[float, Meta(gt=0)] = 0.1
     label_smoothing: Annotated[float, Meta(ge=0, lt=0.5)] = 0.0
     reference_every: Natural = 0
-
-
-Times = Literal["uniform", "logit_normal"]
-"""Distributions of noise levels."""
-
-
-class FlowSFT(Spec, frozen=True, kw_only=True, tag="flow_sft", tag_field="kind"):
-    """Supervised training of a flow model: the squared error of its velocity at a random noise level of every picture."""
-
-    execution: ClassVar[ExecutionContract] = DATASET_NONE
-    roles: ClassVar[tuple[str, ...]] = ("actor",)
-
-    times: Times = "logit_normal"
-    shift: Annotated[float, Meta(gt=0)] = 1.0
-    weighting: Literal["velocity", "data", "inverse_square", "cosmap"] = "velocity"
-
-
-class FlowGrouped(Spec, frozen=True, kw_only=True):
-    """What the algorithms of flow models have in common that compare the samples of a prompt with each other.
-
-    `kl_coef` > 0 keeps a frozen snapshot of the phase's start as reference, from whose velocity the distance is measured;
-    every `reference_every` iterations (0: never) it becomes what the actor is then.
-    """
-
-    execution: ClassVar[ExecutionContract] = GENERATION_REWARD
-    roles: ClassVar[tuple[str, ...]] = ("actor",)
-
-    samples: Positive = 8
-    baseline: Literal["group", "leave_one_out", "batch"] = "group"
-    scale: Literal["group", "batch", "none"] = "group"
-    kl_coef: Rate = 0.0
-    reference_every: Natural = 0
-    minibatches: Positive = 1
-    epochs: Positive = 1
-
-
-class FlowGRPO(FlowGrouped, frozen=True, kw_only=True, tag="flow_grpo", tag_field="kind"):
-    """Group relative policy optimization of a flow model: its noisy denoising steps are the decisions.
-
-    With `kl_space` the distance from the reference is measured elsewhere.
-    """
-
-    denoising: NoisyDenoising = field(default_factory=NoisyDenoising)
-    clip_low: Annotated[float, Meta(gt=0, lt=1)] = 1e-4
-    clip_high: Annotated[float, Meta(gt=0)] = 1e-4
-    kl_space: Literal["velocity", "mean", "gaussian"] = "velocity"
-
-
-class FlowNoised(FlowGrouped, frozen=True, kw_only=True):
-    """What the algorithms have in common that draw without noise, and noise what they have drawn to `terms` levels each."""
-
-    denoising: Denoising = field(default_factory=lambda: Denoising(steps=10))
-    times: Times = "uniform"
-    shift: Annotated[float, Meta(gt=0)] = 1.0
-    terms: Positive = 2
-    max_advantage: Annotated[float, Meta(gt=0)] = 5.0
-
-
-class FlowNFT(FlowNoised, frozen=True, kw_only=True, tag="flow_nft", tag_field="kind"):
-    """DiffusionNFT: the velocity is drawn to samples with high rewards and pushed away from those with low ones."""
-
-    beta: Annotated[float, Meta(gt=0)] = 1.0
-
-
-class FlowAWM(FlowNoised, frozen=True, kw_only=True, tag="flow_awm", tag_field="kind"):
-    """Advantage weighted matching: the clipped surrogate with minus a velocity error as log-probability."""
-
-    weighting: Literal["uniform", "sigma", "square", "huber", "ghuber"] = "uniform"
-    clip_low: Annotated[float, Meta(gt=0, lt=1)] = 1e-2
-    clip_high: Annotated[float, Meta(gt=0)] = 1e-2
 
 
 AlgorithmSpec = SFT | DPO | GRPO | GSPO | PPO | FlowSFT | FlowGRPO | FlowNFT | FlowAWM

@@ -96,7 +96,7 @@ class Pictures:
 
     def rates(self, drawn: Trajectory, seconds: float) -> Metrics:
         """Pictures drawn per second."""
-        return {"rollout/pictures_per_s": drawn.ids.shape[0] / max(seconds, 1e-9)}
+        return {"flow/pictures_per_s": drawn.ids.shape[0] / max(seconds, 1e-9)}
 
     def described(self, rows: Sequence[Mapping[str, Any]], samples: Sequence[Picture]) -> Metrics:
         """How far the pictures of one class are from each other."""

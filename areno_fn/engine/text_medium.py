@@ -15,9 +15,9 @@ from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.execution import Acquisition
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.spec import DPO, Phase, Sampled, Sampling
+from areno_fn.engine import text
 from areno_fn.engine.medium import Encoded
 from areno_fn.engine.rewards import require_room
-from areno_fn.engine.text import completions, drawn
 from areno_fn.steps.token.pack import micro_batches
 from areno_fn.world.data_row import Row
 from areno_fn.world.examples import encode_examples, encode_prompts, plain_questions
@@ -88,11 +88,11 @@ class Text:
 
     def shown(self, drawn: Rollout) -> list[str]:
         """The text of every completion."""
-        return completions(drawn, self.tokenizer)
+        return text.completions(drawn, self.tokenizer)
 
-    def tokens(self, rollout: Rollout) -> list[Drawn] | None:
+    def tokens(self, drawn: Rollout) -> list[Drawn] | None:
         """Prompt and completion of every row."""
-        return drawn(rollout)
+        return text.drawn(drawn)
 
     def judged(self, drawn: Rollout, rewards: torch.Tensor) -> JudgedRollout:
         """The rollout with its rewards."""

@@ -21,7 +21,7 @@ _FIGURES = (
 def figures(metrics: Mapping[str, float]) -> dict[str, str]:
     """The metrics that are shown, under short names, in a fixed order."""
     found = {short: format(metrics[name], spec) for short, name, spec in _FIGURES if name in metrics}
-    speeds = {"pictures_per_s": metrics.get("rollout/pictures_per_s")}
+    speeds = {"pictures_per_s": metrics.get("flow/pictures_per_s")}
     if speeds["pictures_per_s"] is None:
         speeds = {"tokens_per_s": _tokens_per_second(metrics)}
     return found | {name: format(speed, ".0f") for name, speed in speeds.items() if speed is not None}

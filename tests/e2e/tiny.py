@@ -22,7 +22,7 @@ from areno_fn.command import main
 from areno_fn.run import command
 
 ROOT = Path(__file__).resolve().parents[2]
-CLOCKED = ("time", "rollout/tokens_per_s", "rollout/pictures_per_s")
+CLOCKED = ("time", "rollout/tokens_per_s", "flow/pictures_per_s")
 """Fields of metrics.jsonl that tell the time; so do all that begin with `time/`."""
 
 SPEC = """
