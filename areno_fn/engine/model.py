@@ -64,7 +64,7 @@ class ModelPlan:
     def placements(self) -> Mapping[str, Placement]:
         """How ranks share each leaf, which also says what is fused in it."""
         if isinstance(self.family, FlowFamily):
-            return {}
+            return self.family.placements(self.config)
         return LAYOUTS[self.family.name].placements(self.config, tuple(self.layout.source))
 
     def shapes(self) -> Any:

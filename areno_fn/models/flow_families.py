@@ -9,6 +9,7 @@ import attrs
 
 from areno_fn.contracts.flow_policy import FlowPolicy
 from areno_fn.contracts.layout import Iso
+from areno_fn.contracts.placement import Placement
 from areno_fn.models import digits_dit
 from areno_fn.models.digits_dit import checkpoint as digits_dit_checkpoint
 from areno_fn.models.digits_dit import model as digits_dit_model
@@ -27,6 +28,7 @@ class FlowFamily:
         shapes: makes the same tree of meta tensors.
         policy: the functions of the model with its configuration filled in.
         layout: maps the tensors of a diffusers folder to the parameter tree.
+        placements: how ranks share each leaf, which also says what is fused in it.
         classes: how many classes its conditions name.
     """
 
@@ -38,6 +40,7 @@ class FlowFamily:
     shapes: Callable[[Any], Any]
     policy: Callable[[Any], FlowPolicy]
     layout: Callable[[Any], Iso]
+    placements: Callable[[Any], Mapping[str, Placement]]
     classes: Callable[[Any], int]
 
 
@@ -51,6 +54,7 @@ FLOW_FAMILIES: dict[str, FlowFamily] = {
         shapes=digits_dit_model.shapes,
         policy=digits_dit_model.DiTPolicy,
         layout=digits_dit_checkpoint.layout,
+        placements=digits_dit_checkpoint.placements,
         classes=lambda config: config.num_classes,
     ),
 }

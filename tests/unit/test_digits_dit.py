@@ -16,7 +16,7 @@ from areno_fn.contracts.state import Counters, Cursor, TrainState
 from areno_fn.models import adapters
 from areno_fn.models.adapter_sites import chosen
 from areno_fn.models.digits_dit import DiTConfig
-from areno_fn.models.digits_dit.checkpoint import layout
+from areno_fn.models.digits_dit.checkpoint import layout, placements
 from areno_fn.models.digits_dit.model import DiT, DiTPolicy, init
 from areno_fn.steps.advantages import group_advantages
 from areno_fn.steps.compose import pipeline, train_step
@@ -31,7 +31,7 @@ from areno_fn.steps.flow.times import Times
 from areno_fn.steps.objectives.clipped import clipped
 from areno_fn.steps.optimizers import adamw
 from areno_fn.testing import laws
-from areno_fn.testing.layouts import layout_agrees
+from areno_fn.testing.layouts import layout_agrees, placements_agree
 
 CONFIG = DiTConfig(num_classes=2, sample_size=4, patch_size=2, num_layers=2, num_heads=2, head_dim=12)
 POLICY = DiTPolicy(CONFIG)
@@ -67,6 +67,12 @@ def test_the_layout_puts_every_element_where_it_belongs() -> None:
     laws.iso_roundtrip(layout(CONFIG))
     layout_agrees(layout(CONFIG), plain)
     assert set(layout(CONFIG).target) == {path for path, _ in tree.leaves_with_path(trained())}
+
+
+def test_the_placements_deal_out_what_the_layout_makes() -> None:
+    leaves = layout(CONFIG).target
+    assert set(placements(CONFIG)) == set(leaves)
+    assert {1, 2} <= set(placements_agree(leaves, placements(CONFIG)))
 
 
 def prompts(count: int = 4) -> FlowPrompts:

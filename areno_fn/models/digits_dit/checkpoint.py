@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from areno_fn.contracts.layout import Iso, TensorSpec, concat, product, rename, reshape
+from areno_fn.contracts.placement import Block, Fused, Placement, Replicated, Split, Vocabulary
 from areno_fn.models.digits_dit import DiTConfig
 from areno_fn.models.digits_dit.model import FREQUENCIES
 
@@ -39,6 +40,32 @@ def layout(config: DiTConfig) -> Iso:
             named = tuple(file + module for module in modules)
             parts += _linear(leaf + name, named, widths * width, inputs[columns])
     return product(parts)
+
+
+def placements(config: DiTConfig) -> dict[str, Placement]:
+    """How ranks share each leaf: heads and the inner width are dealt out, modulations part by part, classes by rows."""
+    width, heads = config.width, Block(config.width, config.num_heads)
+    whole = Replicated()
+    block: dict[str, Placement] = {
+        "time_in": Split(0),
+        "time_in_bias": Split(0),
+        "time_out": Split(1),
+        "time_out_bias": whole,
+        "classes": Vocabulary(0),
+        "modulation": Fused((Block(width),) * 6),
+        "modulation_bias": Fused((Block(width),) * 6),
+        "qkv": Fused((heads,) * 3),
+        "qkv_bias": Fused((heads,) * 3),
+        "o": Split(1),
+        "o_bias": whole,
+        "up": Split(0),
+        "up_bias": Split(0),
+        "down": Split(1),
+        "down_bias": whole,
+    }
+    found: dict[str, Placement] = {"patch": Split(0), "patch_bias": Split(0), "out": whole, "out_bias": whole}
+    found |= {"last": Fused((Block(width),) * 2), "last_bias": Fused((Block(width),) * 2)}
+    return found | {f"blocks.{n}.{leaf}": how for n in range(config.num_layers) for leaf, how in block.items()}
 
 
 def _linear(leaf: str, modules: tuple[str, ...], rows: int, columns: int) -> list[Iso]:
