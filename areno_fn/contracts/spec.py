@@ -114,11 +114,11 @@ DataSpec = JsonlData | ParquetData | HFData | ArithmeticData | DigitsData
 class FunctionReward(Spec, frozen=True, kw_only=True, tag="function", tag_field="kind"):
     """A reward `package.module:function`; its parameters say what it is called with.
 
-    Of a flow model the second argument is `pictures`, or `picture`: arrays float32 [C, S, S] from 0 to 1.
     `(rows, completions)` is called with a whole batch, `(row, completions)` with the completions of one row, its group,
     and both return a number for each; `(row, completion)` returns one number. Any of them may be an `async def`, of
     which at most `concurrency` calls wait at once (0: 16). A class is made once without arguments, and what it makes
-    is called. `data` names the data sets that are judged (none: all).
+    is called. For a flow model they are `pictures`, or a `picture`, float32 [C, S, S] from 0 to 1. `data` names the data
+    sets that are judged (none: all).
     """
 
     function: str

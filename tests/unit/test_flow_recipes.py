@@ -21,6 +21,7 @@ from areno_fn.steps.flow.noise import latent_noise
 from areno_fn.steps.flow.times import Times, sampled_times
 from areno_fn.steps.recipes import Algorithm, Materials, build
 from areno_fn.steps.recipes.flow import drawing
+from areno_fn.testing import laws
 
 POLICY = DiTPolicy(DiTConfig(num_classes=3, sample_size=4, num_layers=1, num_heads=2, head_dim=8))
 KEY = af.Key.of(5)
@@ -185,6 +186,22 @@ def test_rewards_of_noised_samples_by_autograd(spec: Any, formula: Any) -> None:
     for (path, before), now in zip(tree.leaves_with_path(params), tree.leaves(after.params["actor"]), strict=True):
         expected = before.detach() - 0.1 * (torch.zeros_like(before) if before.grad is None else before.grad)
         torch.testing.assert_close(now, expected, atol=1e-5, rtol=1e-3, msg=path)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        FlowSFT(),
+        FlowGRPO(samples=4, denoising=NoisyDenoising(steps=3), kl_coef=0.1, minibatches=2),
+        FlowNFT(samples=4, denoising=Denoising(steps=2), kl_coef=0.1),
+        FlowAWM(samples=4, denoising=Denoising(steps=2), epochs=2),
+    ],
+)
+def test_a_step_is_a_function_of_its_arguments(spec: Any) -> None:
+    algorithm = made(spec, af.adamw(AdamWSpec(lr=1e-2), 10))
+    state = state_of(algorithm)
+    batch = clean() if algorithm.sample is None else judged(algorithm, state)
+    laws.step_is_pure(algorithm.step, state, batch, moves=("actor",))
 
 
 def test_mini_batches_and_epochs_are_updates() -> None:

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from areno_fn.contracts.errors import ModelError
 from areno_fn.contracts.key import Key
@@ -21,6 +22,7 @@ from areno_fn.world import digits, picture_rewards
 from areno_fn.world.data import read_all
 from areno_fn.world.gallery import Gallery
 from areno_fn.world.pictures import diversity, grid, text
+from areno_fn.world.trackers import TensorBoardTracker
 
 TRAIN, HELD_OUT = digits.rows(DigitsData()), digits.rows(DigitsData(split="heldout"))
 
@@ -76,6 +78,17 @@ def test_a_gallery_keeps_files_and_tells(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "p").iterdir()) == ["step-00000007-ema.png", "step-00000007.png"]
     assert Image.open(tmp_path / "p/step-00000007.png").getpixel((5, 5)) == (0, 128, 255)
     assert told == [(7, "eval/pictures", (3, 12, 12)), (7, "eval_ema/pictures", (3, 12, 12))]
+
+
+def test_tensorboard_has_the_pictures(tmp_path: Path) -> None:
+    tracker = TensorBoardTracker(tmp_path)
+    tracker.picture(3, "eval/pictures", np.full((1, 2, 2), 0.5, np.float32))
+    tracker.close()
+    found = EventAccumulator(str(tmp_path))
+    found.Reload()
+    (image,) = found.Images("eval/pictures")
+    assert (image.step, image.width, image.height) == (3, 2, 2)
+    assert Image.open(io.BytesIO(image.encoded_image_string)).convert("L").getpixel((1, 1)) == 127
 
 
 def test_a_picture_can_be_read_as_text() -> None:
