@@ -13,8 +13,10 @@ GUIDE = (Path(__file__).parents[2] / "docs/losses.md").read_text(encoding="utf-8
 
 
 def test_every_algorithm_loss_aggregation_and_estimator_is_named() -> None:
-    kinds = [algorithm.__struct_config__.tag for algorithm in get_args(AlgorithmSpec)]
-    assert set(kinds) == {"sft", "dpo", "grpo", "gspo", "ppo"}
+    every = {str(algorithm.__struct_config__.tag) for algorithm in get_args(AlgorithmSpec)}
+    kinds = {"sft", "dpo", "grpo", "gspo", "ppo"}
+    flow = (Path(__file__).parents[2] / "docs/flow.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in flow for name in every - kinds), "those of flow models have a guide of their own"
     for name in (*kinds, *get_args(Aggregation), *(set(ESTIMATORS) - {"abs"})):
         assert f"`{name}`" in GUIDE, name
     for name in get_args(PreferenceLoss):
