@@ -81,11 +81,6 @@ class FullCritic:
         return valued.begin(params[ACTOR]) if self.source is None else self.source.load(device)
 
     @property
-    def size(self) -> int:
-        """How many parameters are trained."""
-        return sum(leaf.numel() for leaf in tree.leaves(self.shapes()))
-
-    @property
     def begin(self) -> Callable[[Params], Any] | None:
         """From the parameters of all roles to those that a phase begins with; None where it goes on with its own."""
         return None if self.source else lambda params: valued.begin(params[ACTOR])
@@ -144,11 +139,6 @@ class LoraCritic:
         """The parameters that a run begins with."""
         del device
         return self._begun(params)
-
-    @property
-    def size(self) -> int:
-        """How many parameters are trained."""
-        return sum(leaf.numel() for leaf in tree.leaves(self.shapes()))
 
     @property
     def begin(self) -> Callable[[Params], Any]:

@@ -44,7 +44,7 @@ class FullPlan:
 
     def describe(self) -> str:
         """What is trained, in words."""
-        return f"all {_count(self.model.shapes()):,} parameters"
+        return f"all {count(self.model.shapes()):,} parameters"
 
     def shapes(self) -> dict[str, Any]:
         """The parameters of each role as meta tensors."""
@@ -92,7 +92,7 @@ class LoraPlan:
 
     def describe(self) -> str:
         """What is trained, in words."""
-        own, frozen = (_count(params) for params in self.shapes().values())
+        own, frozen = (count(params) for params in self.shapes().values())
         return f"adapters of {len(self.sites)} linear maps, {own:,} parameters beside {frozen:,} that are frozen"
 
     def shapes(self) -> dict[str, Any]:
@@ -122,7 +122,8 @@ class LoraPlan:
 FinetunePlan = FullPlan | LoraPlan
 
 
-def _count(params: Any) -> int:
+def count(params: Any) -> int:
+    """How many numbers a parameter tree holds."""
     return sum(leaf.numel() for leaf in tree.leaves(params))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import torch
@@ -20,6 +20,8 @@ from areno_fn.models import family_of
 from areno_fn.models.flow_families import FLOW_FAMILIES, FlowFamily, flow_family_of
 from areno_fn.models.layouts import LAYOUTS
 from areno_fn.world.tokenizer import declared_eos
+
+T = TypeVar("T")
 
 _HEAD = "lm_head.weight"
 _NORM = "norm.weight"
@@ -69,15 +71,8 @@ class ModelPlan:
 
     def shapes(self) -> Any:
         """The parameter tree as meta tensors, in the dtypes that `load` gives them."""
-        folder = self.folder
-        if folder is None:
-            return self.family.shapes(self.config)
-
-        def leaf(path: str, meta: torch.Tensor) -> torch.Tensor:
-            stored = folder.specs[self.layout.sources_of(path)[0]].dtype or torch.float32
-            return meta.to(hf.converted(stored, self.dtype))
-
-        return tree.map_with_path(leaf, self.family.shapes(self.config))
+        shapes = self.family.shapes(self.config)
+        return shapes if self.folder is None else as_loaded(shapes, self.folder, self.layout, self.dtype)
 
     def load(self, key: Key, device: torch.device, progress: hf.Progress | None = None) -> Any:
         """The parameters: read from the folder, or drawn with `key`."""
@@ -85,6 +80,22 @@ class ModelPlan:
             return self.family.init(self.config, key, device=device)
         like = self.family.shapes(self.config)
         return hf.load(self.folder, self.layout, like=like, dtype=self.dtype, device=device, progress=progress)
+
+
+def as_loaded(shapes: T, folder: hf.HFFolder, layout: Iso, policy: hf.DtypePolicy) -> T:
+    """Meta tensors in the dtypes that leaves get when they are read from a folder.
+
+    Args:
+        layout: from the tensors of the folder to the leaves.
+        policy: what floating tensors become.
+    """
+
+    def leaf(path: str, meta: torch.Tensor) -> torch.Tensor:
+        stored = folder.specs[layout.sources_of(path)[0]].dtype or torch.float32
+        return meta.to(hf.converted(stored, policy))
+
+    found: T = tree.map_with_path(leaf, shapes)
+    return found
 
 
 def plan_model(spec: RunSpec) -> ModelPlan:

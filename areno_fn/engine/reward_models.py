@@ -8,7 +8,6 @@ from typing import Any
 import attrs
 import torch
 
-from areno_fn import tree
 from areno_fn.ckpt import hf
 from areno_fn.ckpt.content import content_of
 from areno_fn.contracts.batch import Drawn
@@ -16,6 +15,7 @@ from areno_fn.contracts.errors import ArenoError, DataError, ModelError, RewardE
 from areno_fn.contracts.policy import TokenPolicy
 from areno_fn.contracts.spec import HFTokenizer, ModelReward
 from areno_fn.contracts.valued import Valued
+from areno_fn.engine.finetune import count
 from areno_fn.engine.tokenizer_files import tokenizer_files
 from areno_fn.engine.valued_folder import ValuedFolder, open_valued
 from areno_fn.steps.token.judge import judge
@@ -117,9 +117,9 @@ class ModelJudge(Judge):
     def describe(self) -> str:
         """What is asked, in words."""
         model = self.model
-        count = sum(leaf.numel() for leaf in tree.leaves(model.source.shapes()))
+        size = count(model.source.shapes())
         reads = "the tokens as drawn" if model.as_drawn else "the text with a tokenizer of its own"
-        return f"the {model.source.family.name} in {model.folder.path} with {count:,} frozen parameters, which reads {reads}"
+        return f"the {model.source.family.name} in {model.folder.path} with {size:,} frozen parameters, which reads {reads}"
 
     def require_room(self, rows: Sequence[Row], prompts: Sequence[Sequence[int]], completion: int) -> None:
         """Refuses rows whose prompts the model cannot read, or has no positions for.

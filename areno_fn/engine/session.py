@@ -23,7 +23,7 @@ from areno_fn.contracts.state import TrainState
 from areno_fn.engine import summary
 from areno_fn.engine.composition import snapshots_of
 from areno_fn.engine.export import ADAPTER, AVERAGED, export, exports_average
-from areno_fn.engine.finetune import LoraPlan
+from areno_fn.engine.finetune import LoraPlan, count
 from areno_fn.engine.loop import train
 from areno_fn.engine.medium import Medium
 from areno_fn.engine.optimizers import Mover, described, long_warmups
@@ -94,7 +94,7 @@ def describe(spec: RunSpec, *, resume: bool = False, overwrite: bool = False, ac
     if checkpoint is not None:
         require_same_run(made, checkpoint, _recorded(outputs), accept)
     lines = [f"{spec.name}: {made.model.family.name} on {made.device}, seed {spec.seed}, out {spec.out}"]
-    beside = "" if made.critic is None else f", and a critic of {made.critic.size:,}"
+    beside = "" if made.critic is None else f", and a critic of {count(made.critic.shapes()):,}"
     lines.append(f"  trained: {made.finetune.describe()}{beside}")
     for phase in made.phases:
         kind = phase.spec.algorithm

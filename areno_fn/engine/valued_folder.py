@@ -7,12 +7,11 @@ from typing import Any
 import attrs
 import torch
 
-from areno_fn import tree
 from areno_fn.ckpt import hf
 from areno_fn.contracts.layout import Iso
 from areno_fn.contracts.policy import TokenPolicy
 from areno_fn.contracts.valued import Valued
-from areno_fn.engine.model import require_computable
+from areno_fn.engine.model import as_loaded, require_computable
 from areno_fn.engine.place import at
 from areno_fn.models import Family, valued
 
@@ -44,14 +43,7 @@ class ValuedFolder:
 
     def shapes(self) -> Valued:
         """The parameters as meta tensors, in the dtypes that `load` gives them."""
-        layout = self.layout
-
-        def leaf(path: str, meta: torch.Tensor) -> torch.Tensor:
-            stored = self.folder.specs[layout.sources_of(path)[0]].dtype or torch.float32
-            return meta.to(hf.converted(stored, self.dtype))
-
-        found: Valued = tree.map_with_path(leaf, valued.shapes(self.family, self.config))
-        return found
+        return as_loaded(valued.shapes(self.family, self.config), self.folder, self.layout, self.dtype)
 
     def load(self, device: torch.device, progress: hf.Progress | None = None) -> Valued:
         """The parameters, read."""

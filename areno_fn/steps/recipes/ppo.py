@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
-
 from areno_fn.contracts.actions import Metrics
 from areno_fn.contracts.batch import JudgedRollout, Rollout
 from areno_fn.contracts.record import replace
@@ -14,13 +12,21 @@ from areno_fn.contracts.state import TrainState
 from areno_fn.steps.compose import pipeline, train_step
 from areno_fn.steps.joins import Stage
 from areno_fn.steps.kl_control import adapted_kl_coef
-from areno_fn.steps.objectives.kl import kl
 from areno_fn.steps.objectives.value import value_clipped
 from areno_fn.steps.recipes.algorithm import ACTOR, CRITIC, NO_LOSSES, Algorithm, Materials, beginning, moving
-from areno_fn.steps.recipes.sampled import counted_places, iterated, recalling, sampling_of, surrogate_of, updates_of
-from areno_fn.steps.returns import explained_variance, gae, terminal_rewards, whiten
-from areno_fn.steps.token.experience import drawn_places, experience, over_completions
-from areno_fn.steps.token.report import describe, mean_metrics
+from areno_fn.steps.recipes.sampled import (
+    counted_places,
+    iterated,
+    kl_told,
+    recalling,
+    sampling_of,
+    surrogate_of,
+    token_rewards,
+    updated,
+)
+from areno_fn.steps.returns import explained_variance, gae, whiten
+from areno_fn.steps.token.experience import drawn_places, over_completions
+from areno_fn.steps.token.report import describe
 from areno_fn.steps.token.score import act
 from areno_fn.steps.token.value import estimate, values_of
 from areno_fn.steps.turns import Turn, in_turns
@@ -69,28 +75,15 @@ def ppo(spec: PPO, materials: Materials, losses: Mapping[str, Stage] = NO_LOSSES
         batch = recall(state, batch)
         assert batch.values is not None
         drawn, counted = batch.rollout, counted_places(spec, batch.rollout)
-        rewards, told = _token_rewards(spec, state, batch)
+        coef = spec.kl_coef * state.controls[KL_SCALE]
+        told, rewards = kl_told(spec, batch, coef), token_rewards(spec, batch, coef)
         advantages, returns = gae(rewards, batch.values, drawn_places(drawn), gamma=spec.gamma, lam=spec.lam)
         told["critic/explained_variance"] = explained_variance(batch.values, returns, counted)
         advantages = whiten(advantages, counted) if spec.whiten else advantages
         update = critic_alone if _warms_up(spec, state) else both
-        reported = []
-        for rows in updates_of(spec, state, batch.rewards.shape[0]):
-            micro = experience(
-                drawn,
-                advantages,
-                rows=rows,
-                micro_tokens=materials.micro_tokens,
-                mask_truncated=spec.mask_truncated,
-                reference=batch.reference,
-                old=batch.old,
-                values=batch.values,
-                returns=returns,
-            )
-            state, metrics = update(state, micro)
-            reported.append(metrics)
+        state, metrics = updated(update, spec, materials, state, batch, advantages, returns)
         state = replace(iterated(state), controls=_moved(spec, state, told, drawn))
-        return state, mean_metrics(reported) | describe(batch, advantages) | told
+        return state, metrics | describe(batch, advantages) | told
 
     ready = beginning(
         materials,
@@ -107,18 +100,6 @@ def ppo(spec: PPO, materials: Materials, losses: Mapping[str, Stage] = NO_LOSSES
         return ready(state)
 
     return Algorithm(begin=begin, sample=sampling_of(spec, materials), step=step, recall=recall)
-
-
-def _token_rewards(spec: PPO, state: TrainState, batch: JudgedRollout) -> tuple[torch.Tensor, Metrics]:
-    """Rewards [B, T]: that of a completion on its last token, less the KL of every token; and what there is to tell."""
-    drawn, places = batch.rollout, drawn_places(batch.rollout)
-    rewards = terminal_rewards(batch.rewards, places)
-    if batch.reference is None or spec.kl_in != "reward":
-        return rewards, {}
-    divergence = torch.where(places, kl(drawn.logp, batch.reference, spec.kl_estimator), 0.0)
-    coef = spec.kl_coef * state.controls[KL_SCALE]
-    told = {"rollout/kl": float(divergence.sum(1).double().mean()), "rollout/kl_coef": coef}
-    return rewards - coef * divergence, told
 
 
 def _warms_up(spec: PPO, state: TrainState) -> bool:

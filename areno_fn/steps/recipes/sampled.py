@@ -19,7 +19,7 @@ from areno_fn.steps.joins import Stage
 from areno_fn.steps.objectives.clipped import clipped
 from areno_fn.steps.objectives.kl import kl
 from areno_fn.steps.objectives.sequence import sequence_clipped
-from areno_fn.steps.recipes.algorithm import ACTOR, NO_LOSSES, Algorithm, Materials, beginning, moving, start_of
+from areno_fn.steps.recipes.algorithm import ACTOR, NO_LOSSES, Algorithm, Materials, Update, beginning, moving, start_of
 from areno_fn.steps.returns import gae, terminal_rewards, whiten
 from areno_fn.steps.token.experience import completion_kl, drawn_places, experience, minibatches, over_completions
 from areno_fn.steps.token.report import describe, mean_metrics
@@ -67,31 +67,47 @@ def _policy_gradient(spec: GRPO | GSPO, materials: Materials, loss: Stage) -> Al
     def step(state: TrainState, batch: JudgedRollout) -> tuple[TrainState, Metrics]:
         batch = recall(state, batch)
         advantages = _advantages(spec, batch)
-        reported = []
-        for rows in updates_of(spec, state, batch.rewards.shape[0]):
-            micro = experience(
-                batch.rollout,
-                advantages,
-                rows=rows,
-                micro_tokens=materials.micro_tokens,
-                mask_truncated=spec.mask_truncated,
-                reference=batch.reference,
-                old=batch.old,
-            )
-            state, metrics = update(state, micro)
-            reported.append(metrics)
-        return iterated(state), mean_metrics(reported) | describe(batch, advantages) | _kl_told(spec, batch)
+        state, metrics = updated(update, spec, materials, state, batch, advantages)
+        return iterated(state), metrics | describe(batch, advantages) | kl_told(spec, batch, spec.kl_coef)
 
     begin = beginning(materials, keep_reference=spec.kl_coef > 0)
     return Algorithm(begin=begin, sample=sampling_of(spec, materials), step=step, recall=recall)
 
 
-def _kl_told(spec: Grouped, batch: JudgedRollout) -> Metrics:
+def updated(
+    update: Update,
+    spec: GRPO | GSPO | PPO,
+    materials: Materials,
+    state: TrainState,
+    batch: JudgedRollout,
+    advantages: torch.Tensor,
+    returns: torch.Tensor | None = None,
+) -> tuple[TrainState, Metrics]:
+    """The state after `epochs` x `minibatches` updates over one rollout, of which all that was recorded stays as it is."""
+    reported = []
+    for rows in updates_of(spec, state, batch.rewards.shape[0]):
+        micro = experience(
+            batch.rollout,
+            advantages,
+            rows=rows,
+            micro_tokens=materials.micro_tokens,
+            mask_truncated=spec.mask_truncated,
+            reference=batch.reference,
+            old=batch.old,
+            values=batch.values,
+            returns=returns,
+        )
+        state, metrics = update(state, micro)
+        reported.append(metrics)
+    return state, mean_metrics(reported)
+
+
+def kl_told(spec: Sampled, batch: JudgedRollout, coef: float) -> Metrics:
     """The KL that is in the reward, and its coefficient."""
     if batch.reference is None or spec.kl_in != "reward":
         return {}
     measured = completion_kl(batch.rollout, batch.reference, spec.kl_estimator)
-    return {"rollout/kl": float(measured.double().mean()), "rollout/kl_coef": spec.kl_coef}
+    return {"rollout/kl": float(measured.double().mean()), "rollout/kl_coef": coef}
 
 
 def _advantages(spec: Grouped, batch: JudgedRollout) -> torch.Tensor:
@@ -99,17 +115,26 @@ def _advantages(spec: Grouped, batch: JudgedRollout) -> torch.Tensor:
     drawn, rewards, reference = batch.rollout, batch.rewards, batch.reference
     if reference is not None and spec.kl_in == "reward":
         if spec.baseline == spec.scale == "batch":
-            return _whitened_to_go(spec, batch, reference)
+            return _whitened_to_go(spec, batch)
         rewards = rewards - spec.kl_coef * completion_kl(drawn, reference, spec.kl_estimator)
     return group_advantages(rewards, drawn.groups, baseline=spec.baseline, scale=spec.scale)
 
 
-def _whitened_to_go(spec: Grouped, batch: JudgedRollout, reference: torch.Tensor) -> torch.Tensor:
+def _whitened_to_go(spec: Grouped, batch: JudgedRollout) -> torch.Tensor:
     """REINFORCE++ (arXiv 2501.03262): the reward less the KL from a token on, whitened over all tokens that count."""
-    drawn, places = batch.rollout, drawn_places(batch.rollout)
-    rewards = terminal_rewards(batch.rewards, places) - spec.kl_coef * kl(drawn.logp, reference, spec.kl_estimator)
-    to_go, _ = gae(rewards, torch.zeros_like(drawn.logp), places, gamma=1.0, lam=1.0)
+    drawn = batch.rollout
+    rewards = token_rewards(spec, batch, spec.kl_coef)
+    to_go, _ = gae(rewards, torch.zeros_like(drawn.logp), drawn_places(drawn), gamma=1.0, lam=1.0)
     return whiten(to_go, counted_places(spec, drawn))
+
+
+def token_rewards(spec: Sampled, batch: JudgedRollout, coef: float) -> torch.Tensor:
+    """Rewards [B, T]: that of a completion on its last token, less the KL of every token where it is in the reward."""
+    drawn, places = batch.rollout, drawn_places(batch.rollout)
+    rewards = terminal_rewards(batch.rewards, places)
+    if batch.reference is None or spec.kl_in != "reward":
+        return rewards
+    return rewards - coef * torch.where(places, kl(drawn.logp, batch.reference, spec.kl_estimator), 0.0)
 
 
 def counted_places(spec: Sampled, drawn: Rollout) -> torch.Tensor:
