@@ -20,6 +20,7 @@ from areno_fn.contracts.spec_flow import FlowGRPO as FlowGRPO
 from areno_fn.contracts.spec_flow import FlowNFT as FlowNFT
 from areno_fn.contracts.spec_flow import FlowNoised as FlowNoised
 from areno_fn.contracts.spec_flow import FlowSFT as FlowSFT
+from areno_fn.contracts.spec_flow import Levels as Levels
 from areno_fn.contracts.spec_flow import Medium as Medium
 from areno_fn.contracts.spec_flow import NoisyDenoising as NoisyDenoising
 from areno_fn.contracts.spec_optimizers import AdamW8bitSpec as AdamW8bitSpec

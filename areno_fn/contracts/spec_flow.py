@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta, field
 
 from areno_fn.contracts.execution import DATASET_NONE, GENERATION_REWARD, ExecutionContract
-from areno_fn.contracts.spec_base import Natural, Positive, Rate, Spec
+from areno_fn.contracts.spec_base import Natural, Positive, Rate, Spec, Unit
 
 Medium = Literal["text", "pictures"]
 """What a model makes. Algorithms, data and rewards are of the medium of their model."""
@@ -26,14 +26,21 @@ class DigitsData(Spec, frozen=True, kw_only=True, tag="digits", tag_field="kind"
 
 
 class Levels(Spec, frozen=True, kw_only=True):
-    """The noise levels of a flow model's steps, from noise to data, as `areno_fn.steps.flow.schedule` makes them."""
+    """The noise levels of a flow model's steps, from noise to data, as `areno_fn.steps.flow.schedule` makes them.
+
+    With `guidance` above 1 the velocity is led away from what the model says without a condition, which it must have
+    learned, by a `dropout` for example.
+    """
 
     steps: Positive = 20
     shift: Annotated[float, Meta(gt=0)] = 1.0
+    guidance: Annotated[float, Meta(ge=1)] = 1.0
 
 
 class Denoising(Levels, frozen=True, kw_only=True):
-    """How a flow model draws without noise in its steps."""
+    """How a flow model draws without noise in its steps: by Euler's steps, or by the multistep solver UniPC."""
+
+    solver: Literal["euler", "unipc"] = "euler"
 
 
 class NoisyDenoising(Levels, frozen=True, kw_only=True):
@@ -52,7 +59,10 @@ Times = Literal["uniform", "logit_normal"]
 
 
 class FlowSFT(Spec, frozen=True, kw_only=True, tag="flow_sft", tag_field="kind"):
-    """Supervised training of a flow model: the squared error of its velocity at a random noise level of every picture."""
+    """Supervised training of a flow model: the squared error of its velocity at a random noise level of every picture.
+
+    A share `dropout` of the pictures is trained on without its condition, so that guidance has what it leads away from.
+    """
 
     execution: ClassVar[ExecutionContract] = DATASET_NONE
     roles: ClassVar[tuple[str, ...]] = ("actor",)
@@ -60,6 +70,7 @@ class FlowSFT(Spec, frozen=True, kw_only=True, tag="flow_sft", tag_field="kind")
     times: Times = "logit_normal"
     shift: Annotated[float, Meta(gt=0)] = 1.0
     weighting: Literal["velocity", "data", "inverse_square", "cosmap"] = "velocity"
+    dropout: Unit = 0.0
 
 
 class FlowGrouped(Spec, frozen=True, kw_only=True):

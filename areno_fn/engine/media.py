@@ -14,6 +14,10 @@ from areno_fn.contracts.spec import (
     FlowAlgorithm,
     FlowGrouped,
     FlowGRPO,
+    FlowNoised,
+    FlowSFT,
+    HFModel,
+    Levels,
     Medium,
     ModelReward,
     Phase,
@@ -44,6 +48,7 @@ def check_medium(spec: RunSpec, name: str, medium: Medium) -> None:
         problems.append(f"tokenizer: {name} makes pictures and has no tokens; remove this")
     if spec.evaluation is not None:
         problems += _evaluation(spec.evaluation, name, medium)
+    problems += _guided(spec, name)
     if problems:
         raise SpecError("\n".join(problems))
 
@@ -60,6 +65,25 @@ def _phase(phase: Phase, name: str, medium: Medium) -> Iterator[str]:
         for field in _OF_TEXT:
             if getattr(phase.batch, field) != getattr(Batch(), field):
                 yield f"{where}.batch.{field}: it is about tokens, and {name} makes pictures; remove it"
+
+
+def _guided(spec: RunSpec, name: str) -> Iterator[str]:
+    """A model from scratch must have been trained without conditions before anything is led away from what it says then."""
+    taught = isinstance(spec.model, HFModel)
+    asked: list[tuple[str, Levels]] = []
+    for phase in spec.phases:
+        algorithm = phase.algorithm
+        taught = taught or (isinstance(algorithm, FlowSFT) and algorithm.dropout > 0)
+        if isinstance(algorithm, FlowGRPO | FlowNoised) and not taught:
+            asked.append((f"phases.{phase.name}.algorithm.denoising.guidance", algorithm.denoising))
+    if spec.evaluation is not None and not taught:
+        asked.append(("evaluation.denoising.guidance", spec.evaluation.denoising))
+    for where, drawn in asked:
+        if drawn.guidance > 1:
+            yield (
+                f"{where}: nothing has taught {name} from scratch what to make without a condition; give a flow_sft phase "
+                f"before it a dropout, or leave this at 1"
+            )
 
 
 def flow_problems(phase: Phase, algorithm: FlowGrouped) -> Iterator[str]:

@@ -17,7 +17,7 @@ from areno_fn.contracts.key import Key
 from areno_fn.contracts.spec import Denoising, Phase
 from areno_fn.engine.medium import Encoded
 from areno_fn.engine.text_medium import names_of
-from areno_fn.steps.recipes.flow import Draw
+from areno_fn.steps.recipes.flow_drawing import Draw
 from areno_fn.world import pictures
 from areno_fn.world.data_row import Row
 from areno_fn.world.pictures import Picture, PictureRow
@@ -34,7 +34,7 @@ class Pictures:
     Attributes:
         drawing: draws for evaluations.
         shape: C, S, S of a picture.
-        classes: labels are below it.
+        classes: labels are below it; `classes` itself stands for none, which guidance leads away from.
     """
 
     drawing: Draw
@@ -76,7 +76,9 @@ class Pictures:
         """The classes of some rows."""
         labels = torch.tensor([prompts[row] for row in rows])
         ids = torch.tensor(names_of(rows, len(prompts)))
-        return FlowPrompts(conditions=Conditions(positive=labels.to(device)), ids=ids.to(device))
+        none = torch.full_like(labels, self.classes)
+        conditions = Conditions(positive=labels.to(device), negative=none.to(device))
+        return FlowPrompts(conditions=conditions, ids=ids.to(device))
 
     def draw(self, params: Any, prompts: FlowPrompts, key: Key, spec: Denoising, *, max_rows: int) -> torch.Tensor:
         """One latent a prompt, by the ODE."""

@@ -37,7 +37,7 @@ from areno_fn.engine.text_medium import Text
 from areno_fn.models import adapters
 from areno_fn.models.flow_families import FlowFamily
 from areno_fn.steps.recipes import CRITIC, Losses
-from areno_fn.steps.recipes.flow import drawing
+from areno_fn.steps.recipes.flow_drawing import drawing
 from areno_fn.steps.token.rollout import sampler
 from areno_fn.world import tokenizer as tokenizers
 from areno_fn.world.data import read_all

@@ -161,6 +161,18 @@ def test_other_algorithms_run_and_continue_bit_for_bit(kind: str, spec: Path, tm
     assert len(steps) == 4 and steps[-1]["flow/kl"] > 0
 
 
+def test_guidance_is_learned_trained_with_and_evaluated_with(spec: Path, tmp_path: Path) -> None:
+    values = {
+        "phases__sft__algorithm__dropout": 0.2,
+        "phases__grpo__algorithm__denoising__guidance": 2.0,
+        "evaluation__denoising": {"steps": 3, "guidance": 2.0, "solver": "unipc"},
+    }
+    assert tiny.run(spec, tmp_path / "whole", **values).code == 0
+    assert tiny.run(spec, tmp_path / "out", phases__grpo__steps=2, **values).code == 0
+    assert tiny.run(spec, tmp_path / "out", "--resume", **values).code == 0
+    assert tiny.state(tmp_path / "whole") == tiny.state(tmp_path / "out")
+
+
 def test_a_dry_run_shows_what_rewards_say_of_pictures(spec: Path, tmp_path: Path) -> None:
     done = tiny.run(spec, tmp_path / "out", "--dry-run")
     assert done.code == 0
@@ -250,6 +262,16 @@ FUNCTION = {"kind": "function", "function": "e2e.test_flow_run:of_text"}
         (
             {"phases__grpo__algorithm": {"kind": "flow_grpo", "kl_space": "mean"}},
             "phases.grpo.algorithm.kl_space: without kl_coef there is no distance to measure; give kl_coef, or remove this",
+        ),
+        (
+            {"phases__grpo__algorithm__denoising__guidance": 2.0},
+            "phases.grpo.algorithm.denoising.guidance: nothing has taught digits_dit from scratch what to make without a "
+            "condition; give a flow_sft phase before it a dropout, or leave this at 1",
+        ),
+        (
+            {"evaluation__denoising__guidance": 2.0},
+            "evaluation.denoising.guidance: nothing has taught digits_dit from scratch what to make without a "
+            "condition; give a flow_sft phase before it a dropout, or leave this at 1",
         ),
         (
             {"model__config__sample_size": 4, "model__config__patch_size": 2},

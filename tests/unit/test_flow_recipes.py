@@ -2,60 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
+from flow_recipe_toys import KEY, POLICY, clean, judged, made, prompts, start, state_of
 
 import areno_fn as af
 from areno_fn import tree
 from areno_fn.contracts.actions import Sums
-from areno_fn.contracts.flow import Conditions, FlowPrompts, Process
-from areno_fn.contracts.flow_batch import Clean, JudgedTrajectory, Velocities
-from areno_fn.contracts.spec import AdamWSpec, Denoising, FlowAWM, FlowGRPO, FlowNFT, FlowSFT, NoisyDenoising, SGDSpec
-from areno_fn.models.digits_dit import DiTConfig
-from areno_fn.models.digits_dit.model import DiTPolicy, init
+from areno_fn.contracts.flow import Process
+from areno_fn.contracts.flow_batch import Velocities
+from areno_fn.contracts.spec import AdamWSpec, Denoising, FlowAWM, FlowGRPO, FlowNFT, FlowSFT, NoisyDenoising
 from areno_fn.steps.flow.noise import latent_noise
 from areno_fn.steps.flow.times import Times, sampled_times
-from areno_fn.steps.recipes import Algorithm, Materials, build
-from areno_fn.steps.recipes.flow import drawing
+from areno_fn.steps.recipes.flow_drawing import drawing
 from areno_fn.testing import laws
-
-POLICY = DiTPolicy(DiTConfig(num_classes=3, sample_size=4, num_layers=1, num_heads=2, head_dim=8))
-KEY = af.Key.of(5)
-MOVED = SGDSpec(lr=0.1, max_grad_norm=0.0, weight_decay=0.0)
-
-
-def start() -> Any:
-    """Parameters of a velocity that is not 0."""
-    params = init(POLICY.config, KEY)
-    return tree.map_with_path(
-        lambda path, x: x + 0.1 * af.random.normal(KEY.fold(path), torch.arange(x.numel())).reshape(x.shape), params
-    )
-
-
-def state_of(algorithm: Algorithm) -> af.TrainState:
-    return algorithm.begin(
-        af.TrainState(
-            params={"actor": start()}, optim={}, snapshots={}, counters=af.Counters(), key=KEY, cursor=af.Cursor()
-        )
-    )
-
-
-def made(spec: Any, optimizer: Any = None, loss: Any = None) -> Algorithm:
-    movers: Mapping[str, Any] = {"actor": optimizer or af.sgd(MOVED, 10)}
-    return build(spec, Materials(policy=POLICY, optimizers=movers), loss)
-
-
-def clean(count: int = 6) -> Clean:
-    latents = af.random.normal(KEY.fold("data"), torch.arange(count * 16)).reshape(count, 1, 4, 4)
-    return Clean(latents=latents, prompts=prompts(count))
-
-
-def prompts(count: int) -> FlowPrompts:
-    return FlowPrompts(conditions=Conditions(positive=torch.arange(count) % 3), ids=torch.arange(count) + 10)
 
 
 def test_supervised_steps_are_the_error_of_the_velocity_by_autograd() -> None:
@@ -92,12 +55,6 @@ def test_every_supervised_step_has_levels_of_its_own() -> None:
         state, _ = algorithm.step(state, clean())
     algorithm.step(state_of(algorithm), clean())
     assert not torch.equal(seen[0], seen[1]) and torch.equal(seen[0], seen[2])
-
-
-def judged(algorithm: Algorithm, state: af.TrainState) -> JudgedTrajectory:
-    assert algorithm.sample is not None
-    drawn = algorithm.sample(state, prompts(3))
-    return JudgedTrajectory(rollout=drawn, rewards=drawn.final.mean((1, 2, 3)))
 
 
 @pytest.mark.parametrize("dynamics", ["flow_sde", "dance_sde", "cps"])

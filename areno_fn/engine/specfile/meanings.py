@@ -41,6 +41,7 @@ _SAMPLED = {
 _DENOISING = {
     "steps": "from noise to data, each asks the model once",
     "shift": "of the noise levels; above 1 stays longer at much noise",
+    "guidance": "weight of the condition against none; 1 asks the model once a step",
 }
 
 _GROUPED = _SAMPLED | {
@@ -135,7 +136,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "top_p": "probability mass kept",
         "min_p": "least probability kept, relative to the likeliest token",
     },
-    "Denoising": _DENOISING,
+    "Denoising": {**_DENOISING, "solver": "of the equation from noise to data"},
     "NoisyDenoising": {
         **_DENOISING,
         "dynamics": "how noise enters a step",
@@ -145,6 +146,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "times": "distribution of the noise levels trained at",
         "shift": "of these levels; above 1 means more noise",
         "weighting": "of the error at a level",
+        "dropout": "share of pictures trained without their condition, for guidance",
     },
     "FlowGRPO": {
         **_FLOW_GROUPED,

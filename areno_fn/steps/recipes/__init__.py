@@ -38,7 +38,9 @@ from areno_fn.steps.recipes.algorithm import (
     actor,
     critic,
 )
-from areno_fn.steps.recipes.flow import flow_awm, flow_grpo, flow_nft, flow_sft
+from areno_fn.steps.recipes.flow_coupled import flow_grpo
+from areno_fn.steps.recipes.flow_noised import flow_awm, flow_nft
+from areno_fn.steps.recipes.flow_supervised import flow_sft
 from areno_fn.steps.recipes.ppo import ppo
 from areno_fn.steps.recipes.sampled import grpo, gspo
 from areno_fn.steps.recipes.supervised import dpo, sft

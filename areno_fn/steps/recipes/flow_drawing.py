@@ -1,0 +1,61 @@
+"""How a specification has flow models draw: schedule, process, and one latent a prompt for evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from areno_fn import tree
+from areno_fn.contracts.flow import FlowPrompts, Process, Schedule
+from areno_fn.contracts.flow_policy import FlowPolicy
+from areno_fn.contracts.key import Key
+from areno_fn.contracts.spec import Denoising, Levels, NoisyDenoising
+from areno_fn.steps.flow.sample import flow_sampler
+from areno_fn.steps.flow.schedule import flow_match
+from areno_fn.steps.flow.unipc import unipc_schedule
+
+
+def schedule_of(spec: Levels) -> Schedule:
+    """The noise levels that a specification draws through."""
+    if isinstance(spec, Denoising) and spec.solver == "unipc":
+        return unipc_schedule(spec.steps, shift=spec.shift)
+    return flow_match(spec.steps, shift=spec.shift)
+
+
+def process_of(spec: Levels) -> Process:
+    """How a specification draws: with noise in its steps, or by the ODE; guided by as much as it says."""
+    if isinstance(spec, NoisyDenoising):
+        return Process(dynamics=spec.dynamics, guidance=spec.guidance)
+    return Process(
+        dynamics="ode", guidance=spec.guidance, solver=spec.solver if isinstance(spec, Denoising) else "euler"
+    )
+
+
+Draw = Callable[[Any, FlowPrompts, Key, Denoising, int], torch.Tensor]
+"""`(params, prompts, key, spec, max_rows) -> latents [B, *]`."""
+
+
+def drawing(policy: FlowPolicy) -> Draw:
+    """A function that draws one latent a prompt by the ODE, as evaluations do.
+
+    It draws at most `max_rows` at once, which changes nothing: noise is a function of the key and the prompt's name.
+
+    Args:
+        policy: the model.
+    """
+
+    def draw(params: Any, prompts: FlowPrompts, key: Key, spec: Denoising, max_rows: int) -> torch.Tensor:
+        rollout, schedule = flow_sampler(policy, process_of(spec)), schedule_of(spec)
+        levels = torch.zeros(schedule.steps)
+        rows = range(prompts.ids.shape[0])
+        asked = [_some(prompts, rows[start : start + max_rows]) for start in rows[::max_rows]]
+        return torch.cat([rollout(params, few, key, schedule, levels).final for few in asked])
+
+    return draw
+
+
+def _some(prompts: FlowPrompts, rows: range) -> FlowPrompts:
+    taken: FlowPrompts = tree.map(lambda x: x[rows.start : rows.stop], prompts)
+    return taken
