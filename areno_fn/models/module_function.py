@@ -1,0 +1,95 @@
+"""A module of another library as a function of its parameters, adapted or not."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from areno_fn.contracts.adapter import Adapted, Weight
+from areno_fn.contracts.errors import ModelError
+
+Parameters = Mapping[str, Weight]
+"""What `state_dict()` calls them; the weight of a linear map may be an `Adapted`."""
+
+_VARIANTS = 64
+"""How many graphs of a block Dynamo may keep: of each kind of block, with and without a gradient, for every batch size."""
+
+
+class ModuleFunction:
+    """`answer = function(params, *args, **inputs)`, the forward of a module that holds no parameters of its own.
+
+    It is differentiable in the parameters, and pure if the module is: nothing of a call stays. An adapted weight is
+    multiplied as `x weight^T + (x a^T) b^T` and never merged.
+
+    Compiled, every element of the module's own lists (its blocks) is one graph of `torch.compile`, which blocks of
+    one kind share. Results then differ from the uncompiled ones by roundings. Compiling takes a while when a kind of block
+    first meets a batch size.
+
+    Args:
+        build: makes the module, in eval mode and on whatever device; it is called once, under the meta device.
+        compiled: whether blocks are compiled.
+    """
+
+    def __init__(self, build: Callable[[], nn.Module], *, compiled: bool = False) -> None:
+        with torch.device("meta"):
+            self._module = build().eval().requires_grad_(False)
+        self._compiled = compiled
+        self._prepared: dict[frozenset[str], nn.Module] = {}
+
+    def __call__(self, params: Parameters, *args: Any, **inputs: Any) -> Any:
+        """The module's answer.
+
+        Raises:
+            ModelError: an adapted weight is not that of a linear map.
+        """
+        adapted = frozenset(name for name, leaf in params.items() if isinstance(leaf, Adapted))
+        module = self._prepared.get(adapted)
+        if module is None:
+            module = self._prepared[adapted] = self._prepare(adapted)
+        with torch._dynamo.config.patch(recompile_limit=_VARIANTS):
+            return torch.func.functional_call(module, _flat(params), args, inputs, strict=True)
+
+    def _prepare(self, adapted: frozenset[str]) -> nn.Module:
+        module = copy.deepcopy(self._module) if adapted or self._compiled else self._module
+        for name in sorted(adapted):
+            path = name.removesuffix(".weight")
+            found = module.get_submodule(path)
+            if type(found) is not nn.Linear:
+                raise ModelError(
+                    f"{name} cannot be adapted: it belongs to a {type(found).__name__}, not to a linear map"
+                )
+            module.set_submodule(path, _AdaptedLinear(found))
+        if self._compiled:
+            for blocks in (child for child in module.children() if isinstance(child, nn.ModuleList)):
+                for block in blocks:
+                    block.compile(dynamic=False)
+        return module
+
+
+class _AdaptedLinear(nn.Module):
+    """A linear map with room for an `Adapted`."""
+
+    def __init__(self, like: nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = like.weight, like.bias
+        self.a, self.b = (nn.Parameter(torch.empty(0, device="meta"), requires_grad=False) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        change = F.linear(F.linear(x, self.a.to(x.dtype)), self.b.to(x.dtype))
+        return F.linear(x, self.weight, self.bias) + change
+
+
+def _flat(params: Parameters) -> dict[str, torch.Tensor]:
+    flat: dict[str, torch.Tensor] = {}
+    for name, leaf in params.items():
+        if isinstance(leaf, Adapted):
+            path = name.removesuffix("weight")
+            flat |= {name: leaf.weight, f"{path}a": leaf.a, f"{path}b": leaf.b}
+        else:
+            flat[name] = leaf
+    return flat
