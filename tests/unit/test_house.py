@@ -27,6 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "safetensors": {"ckpt"},
     "transformers": {"world"},
     "tokenizers": {"world"},
+    "diffusers": {"models", "world"},
     "hypothesis": {"testing", "kernels"},
     "matplotlib": {"world"},
     "rich": {"world", "check"},

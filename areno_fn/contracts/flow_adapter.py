@@ -1,0 +1,109 @@
+"""`FlowAdapter`: what a family of pipelines answers beside its velocity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import attrs
+import torch
+
+from areno_fn.contracts.flow import Conditions, Solver
+from areno_fn.contracts.flow_policy import FlowPolicy
+from areno_fn.contracts.geometry import Size
+from areno_fn.contracts.media import MediaType, Request
+from areno_fn.contracts.pipeline_io import PipelineIOContract
+
+Parts = Mapping[str, Any]
+"""Frozen parts by name, as libraries made them: models in eval mode, tokenizers, processors."""
+
+Made = Mapping[MediaType, torch.Tensor]
+"""Media by type: pictures [B, C, H, W], videos [B, T, C, H, W], both from 0 to 1; sounds [B, C, L]."""
+
+
+@attrs.frozen(kw_only=True)
+class Pipeline:
+    """A pipeline folder of diffusers, without its weights.
+
+    Attributes:
+        class_name: of the pipeline.
+        index: what model_index.json says of each component: (library, class), or None for one that is not there.
+        options: its other fields.
+        configs: the configuration of each component that is there, by name.
+    """
+
+    class_name: str
+    index: Mapping[str, tuple[str, str] | None]
+    options: Mapping[str, Any]
+    configs: Mapping[str, Mapping[str, Any]]
+
+
+@attrs.frozen(kw_only=True)
+class NoiseLevels:
+    """How a pipeline spaces the noise levels of its steps, at one size.
+
+    Attributes:
+        shift: of the even grid, applied once.
+        lowest: where the even grid ends before it is shifted; None: at 1 / steps.
+        terminal: the last level before 0, to which the grid is stretched; None leaves it.
+        solver: the method.
+    """
+
+    shift: float = 1.0
+    lowest: float | None = None
+    terminal: float | None = None
+    solver: Solver = "euler"
+
+
+class FlowAdapter(FlowPolicy, Protocol):
+    """A pipeline as functions, for one checkpoint and one size of what it makes.
+
+    Its parameters are those of the component that is trained, `{name: tensor}` by the names in the file. Encoding and
+    decoding use frozen parts, which are given, and draw nothing: a result is a function of the parts and the request.
+    """
+
+    @property
+    def contract(self) -> PipelineIOContract:
+        """What this checkpoint takes and makes."""
+        ...
+
+    @property
+    def size(self) -> Size:
+        """Of what is made."""
+        ...
+
+    @property
+    def levels(self) -> NoiseLevels:
+        """How the pipeline samples."""
+        ...
+
+    @property
+    def components(self) -> tuple[tuple[MediaType, tuple[int, ...]], ...]:
+        """The shapes of the latents of each medium, in the order in which they stand in a state.
+
+        The state of a single one has its shape. Several are laid flat, one behind the other.
+        """
+        ...
+
+    def encode_conditions(self, parts: Parts, request: Request, *, negative: bool) -> Conditions:
+        """The conditions of one request, with a first dimension of 1.
+
+        Args:
+            parts: those of `contract.preparer`.
+            request: one that the contract admits.
+            negative: whether the negative ones are wanted; without a negative prompt they are those of an empty one.
+        """
+        ...
+
+    def encode_output(self, parts: Parts, made: Made) -> torch.Tensor:
+        """Clean latents [B, *] of media; the most likely ones, where a codec has a distribution.
+
+        Args:
+            parts: those of `contract.codec`.
+            made: media of this size.
+        """
+        ...
+
+    def decode(self, parts: Parts, latents: torch.Tensor) -> Made:
+        """The media of latents [B, *], float32."""
+        ...

@@ -1,0 +1,79 @@
+"""Families of diffusers' pipelines that can be trained: `PIPELINES` is the one place where such a family is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+import torch
+
+from areno_fn.contracts.errors import ModelError
+from areno_fn.contracts.flow_adapter import FlowAdapter, Pipeline
+from areno_fn.contracts.geometry import Size
+from areno_fn.contracts.layout import Iso
+from areno_fn.contracts.pipeline_io import PipelineIOContract
+from areno_fn.contracts.placement import Placement
+from areno_fn.models.flow_layouts import FLOW_LAYOUTS
+from areno_fn.models.sd3 import adapter as sd3
+
+
+@attrs.frozen(kw_only=True)
+class PipelineFamily:
+    """Everything the rest of the library asks of a family of pipelines.
+
+    Attributes:
+        name: by which messages call it; its layout has the same in `FLOW_LAYOUTS`.
+        pipelines: the classes of diffusers' pipelines that it covers.
+        contract: what a checkpoint takes and makes, from its configurations alone.
+        adapter: `(pipeline, size, guidance)` makes the functions of a checkpoint at one size, with the scale that a
+            model with embedded guidance is told.
+        trained: the component that is trained.
+    """
+
+    name: str
+    pipelines: tuple[str, ...]
+    contract: Callable[[Pipeline], PipelineIOContract]
+    adapter: Callable[[Pipeline, Size, float], FlowAdapter]
+    trained: str = "transformer"
+
+    def config_from_hf(self, hf_config: Mapping[str, Any]) -> Any:
+        """The configuration of the component that is trained, refusing what is not supported."""
+        return FLOW_LAYOUTS[self.name].config_from_hf(hf_config)
+
+    def layout(self, config: Any) -> Iso:
+        """From the tensors of its file to the leaves, which have the same names."""
+        return FLOW_LAYOUTS[self.name].layout(config)
+
+    def placements(self, config: Any) -> Mapping[str, Placement]:
+        """How ranks share each leaf, which also says what is fused in it."""
+        return FLOW_LAYOUTS[self.name].placements(config)
+
+    def shapes(self, config: Any) -> dict[str, torch.Tensor]:
+        """The parameter tree as meta tensors."""
+        leaves = FLOW_LAYOUTS[self.name].leaves(config)
+        return {name: torch.empty(leaf.spec.shape, device="meta") for name, leaf in leaves.items()}
+
+    def fixed(self, config: Any) -> frozenset[str]:
+        """The leaves that are stored but that nothing trains, such as tables of positions."""
+        return FLOW_LAYOUTS[self.name].buffers(config)
+
+
+PIPELINES: dict[str, PipelineFamily] = {
+    "sd3": PipelineFamily(
+        name="sd3", pipelines=("StableDiffusion3Pipeline",), contract=sd3.contract, adapter=sd3.adapter
+    ),
+}
+
+
+def pipeline_family(class_name: str) -> PipelineFamily:
+    """The family that a class of diffusers' pipelines belongs to.
+
+    Raises:
+        ModelError: none of those that are known here.
+    """
+    for family in PIPELINES.values():
+        if class_name in family.pipelines:
+            return family
+    known = ", ".join(name for family in PIPELINES.values() for name in family.pipelines)
+    raise ModelError(f"_class_name in model_index.json is {class_name!r}, but the pipelines known here are {known}")

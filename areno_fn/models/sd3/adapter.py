@@ -1,0 +1,147 @@
+"""Stable Diffusion 3 and 3.5 as a pipeline: two CLIP encoders, a T5 that may be absent, and pictures in 16 channels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import torch
+
+from areno_fn.contracts.components import Component
+from areno_fn.contracts.flow import Conditions
+from areno_fn.contracts.flow_adapter import Made, NoiseLevels, Parts, Pipeline
+from areno_fn.contracts.geometry import Geometry, Size
+from areno_fn.contracts.media import MediaType, Request
+from areno_fn.contracts.pipeline_io import PipelineIOContract
+from areno_fn.models.network import Network
+from areno_fn.models.noise_levels import euler_levels
+from areno_fn.models.picture_codec import compression, decoded, encoded, require_pictures
+from areno_fn.models.sd3 import CLASS, SD3Config, config_from_hf
+from areno_fn.models.text_towers import clip_states, t5_states
+
+TEXT = 256
+"""Tokens of the T5 encoder."""
+
+COMPONENTS = (
+    Component(name="transformer", trained=True),
+    Component(name="vae"),
+    Component(name="text_encoder"),
+    Component(name="text_encoder_2"),
+    Component(name="text_encoder_3", optional=True),
+    Component(name="tokenizer", kind="tokenizer"),
+    Component(name="tokenizer_2", kind="tokenizer"),
+    Component(name="tokenizer_3", kind="tokenizer", optional=True),
+    Component(name="scheduler", kind="scheduler"),
+)
+PREPARER = ("text_encoder", "text_encoder_2", "text_encoder_3", "tokenizer", "tokenizer_2", "tokenizer_3")
+
+
+def contract(pipeline: Pipeline) -> PipelineIOContract:
+    """What this checkpoint takes and makes.
+
+    Raises:
+        ModelError: a configuration that is not supported.
+    """
+    config = config_from_hf(pipeline.configs["transformer"])
+    scale = compression(pipeline.configs["vae"])
+    side = pipeline.configs["transformer"].get("sample_size", 128) * scale
+    return PipelineIOContract(
+        family="sd3",
+        geometry=Geometry(
+            multiple=scale * config.patch_size,
+            default=Size(height=side, width=side),
+            most=config.pos_embed_max_size * config.patch_size * scale,
+        ),
+        components=COMPONENTS,
+        preparer=PREPARER,
+        codec=("vae",),
+        objectives=(("sft", "element_mean"), ("dpo", "element_mean")),
+    )
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class SD3Adapter:
+    """The `FlowAdapter` of a checkpoint at one size. States are latents [c, h, w]."""
+
+    contract: PipelineIOContract
+    size: Size
+    levels: NoiseLevels
+    config: SD3Config
+    network: Network
+    scale: int
+
+    @property
+    def latent_shape(self) -> tuple[int, ...]:
+        """c, h, w."""
+        return (self.config.in_channels, self.size.height // self.scale, self.size.width // self.scale)
+
+    @property
+    def components(self) -> tuple[tuple[MediaType, tuple[int, ...]], ...]:
+        """A picture alone."""
+        return (("image", self.latent_shape),)
+
+    def velocity(self, params: Any, state: torch.Tensor, timestep: torch.Tensor, condition: Any) -> torch.Tensor:
+        """The velocity [B, c, h, w]; the condition is {"text": [B, L, D], "pooled": [B, P]}."""
+        dtype = params["proj_out.bias"].dtype
+        found: torch.Tensor = self.network(
+            params,
+            hidden_states=state.to(dtype),
+            timestep=timestep,
+            encoder_hidden_states=condition["text"].to(dtype),
+            pooled_projections=condition["pooled"].to(dtype),
+            return_dict=False,
+        )[0]
+        return found
+
+    def encode_conditions(self, parts: Parts, request: Request, *, negative: bool) -> Conditions:
+        """The states of all three encoders, one behind the other, and the two pooled vectors, side by side."""
+        return Conditions(
+            positive=self._said(parts, request.prompt),
+            negative=self._said(parts, request.negative_prompt or "") if negative else None,
+        )
+
+    def encode_output(self, parts: Parts, made: Made) -> torch.Tensor:
+        """Clean latents [B, c, h, w] of pictures."""
+        require_pictures(made["image"], self.size.height, self.size.width)
+        return encoded(parts["vae"], made["image"])
+
+    def decode(self, parts: Parts, latents: torch.Tensor) -> Made:
+        """Pictures of latents."""
+        return {"image": decoded(parts["vae"], latents)}
+
+    def _said(self, parts: Parts, prompt: str) -> dict[str, torch.Tensor]:
+        first, pooled = clip_states(parts["tokenizer"], parts["text_encoder"], prompt)
+        second, pooled_2 = clip_states(parts["tokenizer_2"], parts["text_encoder_2"], prompt)
+        short = torch.cat([first, second], -1)
+        width = self.config.joint_attention_dim
+        if "text_encoder_3" in parts:
+            long = t5_states(parts["tokenizer_3"], parts["text_encoder_3"], prompt, TEXT)
+        else:
+            long = short.new_zeros(1, TEXT, width)
+        short = torch.nn.functional.pad(short, (0, width - short.shape[-1]))
+        return {"text": torch.cat([short.to(long.dtype), long], 1), "pooled": torch.cat([pooled, pooled_2], -1)}
+
+
+def adapter(pipeline: Pipeline, size: Size, guidance: float) -> SD3Adapter:
+    """The adapter of a checkpoint.
+
+    Args:
+        pipeline: its configurations.
+        size: one that the contract admits.
+        guidance: nothing is embedded, so it is not read.
+
+    Raises:
+        ModelError: a configuration that is not supported, or diffusers is missing.
+    """
+    del guidance
+    scale = compression(pipeline.configs["vae"])
+    config = config_from_hf(pipeline.configs["transformer"])
+    tokens = (size.height // scale // config.patch_size) * (size.width // scale // config.patch_size)
+    return SD3Adapter(
+        contract=contract(pipeline),
+        size=size,
+        levels=euler_levels(pipeline.configs["scheduler"], tokens, even=False, max_shift=1.16),
+        config=config,
+        network=Network(CLASS, pipeline.configs["transformer"]),
+        scale=scale,
+    )
