@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from areno_fn.contracts.adapter import Adapted, Weight
 from areno_fn.contracts.errors import ModelError
@@ -31,31 +32,40 @@ class ModuleFunction:
     first meets a batch size.
 
     Args:
-        build: makes the module, in eval mode and on whatever device; it is called once, under the meta device.
+        build: makes the module, in eval mode and on the CPU; it is called once, and its parameters take no memory.
         compiled: whether blocks are compiled.
     """
 
     def __init__(self, build: Callable[[], nn.Module], *, compiled: bool = False) -> None:
-        with torch.device("meta"):
-            self._module = build().eval().requires_grad_(False)
+        self._module = _without_values(build)
         self._compiled = compiled
-        self._prepared: dict[frozenset[str], nn.Module] = {}
+        self._prepared: dict[tuple[frozenset[str], torch.device], nn.Module] = {}
 
     def __call__(self, params: Parameters, *args: Any, **inputs: Any) -> Any:
         """The module's answer.
 
-        Raises:
-            ModelError: an adapted weight is not that of a linear map.
-        """
-        adapted = frozenset(name for name, leaf in params.items() if isinstance(leaf, Adapted))
-        module = self._prepared.get(adapted)
-        if module is None:
-            module = self._prepared[adapted] = self._prepare(adapted)
-        with torch._dynamo.config.patch(recompile_limit=_VARIANTS):
-            return torch.func.functional_call(module, _flat(params), args, inputs, strict=True)
+        Args:
+            params: everything of its `state_dict()`, on one device.
+            args, inputs: what its `forward` takes.
 
-    def _prepare(self, adapted: frozenset[str]) -> nn.Module:
-        module = copy.deepcopy(self._module) if adapted or self._compiled else self._module
+        Raises:
+            ModelError: a tensor is missing or not the module's, or an adapted weight is not that of a linear map.
+        """
+        flat = _flat(params)
+        adapted = frozenset(name for name, leaf in params.items() if isinstance(leaf, Adapted))
+        where = adapted, next(iter(flat.values())).device
+        module = self._prepared.get(where)
+        if module is None:
+            module = self._prepared[where] = self._prepare(params, *where)
+        with torch._dynamo.config.patch(recompile_limit=_VARIANTS):
+            return torch.func.functional_call(module, flat, args, inputs)
+
+    def _prepare(self, params: Parameters, adapted: frozenset[str], device: torch.device) -> nn.Module:
+        differing = sorted(params.keys() ^ self._module.state_dict().keys())
+        if differing:
+            problem = "lack" if differing[0] not in params else "hold what is not its own,"
+            raise ModelError(f"the parameters of a {type(self._module).__name__} {problem} {differing[0]}")
+        module = copy.deepcopy(self._module)
         for name in sorted(adapted):
             path = name.removesuffix(".weight")
             found = module.get_submodule(path)
@@ -64,11 +74,35 @@ class ModuleFunction:
                     f"{name} cannot be adapted: it belongs to a {type(found).__name__}, not to a linear map"
                 )
             module.set_submodule(path, _AdaptedLinear(found))
+        for part in module.modules():
+            for name, buffer in part.named_buffers(recurse=False):
+                if not buffer.is_meta:
+                    setattr(part, name, buffer.to(device))
         if self._compiled:
             for blocks in (child for child in module.children() if isinstance(child, nn.ModuleList)):
                 for block in blocks:
                     block.compile(dynamic=False)
         return module
+
+
+def _without_values(build: Callable[[], nn.Module]) -> nn.Module:
+    """The module with meta tensors for all that its file holds; tables that it computes for itself stay."""
+
+    def empty(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        del module, name
+        return None if parameter is None else nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
+
+    hook = register_module_parameter_registration_hook(empty)  # type: ignore[arg-type]  # what it returns is registered
+    try:
+        module = build().eval()
+    finally:
+        hook.remove()
+    stored = module.state_dict().keys()
+    for path, part in module.named_modules():
+        for name, buffer in part.named_buffers(recurse=False):
+            if f"{path}.{name}".lstrip(".") in stored:
+                setattr(part, name, buffer.to("meta"))
+    return module
 
 
 class _AdaptedLinear(nn.Module):

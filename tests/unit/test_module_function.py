@@ -105,6 +105,35 @@ def test_what_is_no_linear_map_is_not_adapted(inputs: dict[str, Any]) -> None:
         ModuleFunction(sd3)(leaves | {name: odd}, **inputs)
 
 
+class Placed(nn.Module):
+    """A map, a table that is not stored, and one that is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(4, 4)
+        self.register_buffer("steps", torch.arange(4.0), persistent=False)
+        self.register_buffer("offset", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.map(x + self.steps) * self.offset
+
+
+def test_tables_that_are_not_stored_stay_and_those_that_are_come_with_the_parameters() -> None:
+    function, x = ModuleFunction(Placed), torch.ones(2, 4)
+    leaves = {"map.weight": torch.eye(4), "map.bias": torch.zeros(4), "offset": torch.full((4,), 2.0)}
+    assert torch.equal(function(leaves, x), 2 * (1 + torch.arange(4.0)).expand(2, 4))
+    assert torch.equal(function(leaves | {"offset": torch.zeros(4)}, x), torch.zeros(2, 4))
+
+
+def test_what_is_missing_or_foreign_is_named() -> None:
+    function, x = ModuleFunction(Placed), torch.ones(2, 4)
+    leaves = {"map.weight": torch.eye(4), "map.bias": torch.zeros(4), "offset": torch.ones(4)}
+    with pytest.raises(ModelError, match=r"^the parameters of a Placed lack map\.bias$"):
+        function({name: leaf for name, leaf in leaves.items() if name != "map.bias"}, x)
+    with pytest.raises(ModelError, match=r"^the parameters of a Placed hold what is not its own, steps$"):
+        function(leaves | {"steps": torch.zeros(4)}, x)
+
+
 class Block(nn.Module):
     """A residual map."""
 
