@@ -39,6 +39,21 @@ class Pipeline:
 
 
 @attrs.frozen(kw_only=True)
+class Setting:
+    """What a specification says of a pipeline beside its folder.
+
+    Attributes:
+        size: of what is made, one that the contract admits.
+        guidance: the scale that a model with embedded guidance is told; read by no other.
+        compiled: whether the blocks of the module are compiled.
+    """
+
+    size: Size
+    guidance: float = 0.0
+    compiled: bool = False
+
+
+@attrs.frozen(kw_only=True)
 class NoiseLevels:
     """How a pipeline spaces the noise levels of its steps, at one size.
 

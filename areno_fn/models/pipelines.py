@@ -9,8 +9,7 @@ import attrs
 import torch
 
 from areno_fn.contracts.errors import ModelError
-from areno_fn.contracts.flow_adapter import FlowAdapter, Pipeline
-from areno_fn.contracts.geometry import Size
+from areno_fn.contracts.flow_adapter import FlowAdapter, Pipeline, Setting
 from areno_fn.contracts.layout import Iso
 from areno_fn.contracts.pipeline_io import PipelineIOContract
 from areno_fn.contracts.placement import Placement
@@ -26,15 +25,14 @@ class PipelineFamily:
         name: by which messages call it; its layout has the same in `FLOW_LAYOUTS`.
         pipelines: the classes of diffusers' pipelines that it covers.
         contract: what a checkpoint takes and makes, from its configurations alone.
-        adapter: `(pipeline, size, guidance)` makes the functions of a checkpoint at one size, with the scale that a
-            model with embedded guidance is told.
+        adapter: the functions of a checkpoint, at one size.
         trained: the component that is trained.
     """
 
     name: str
     pipelines: tuple[str, ...]
     contract: Callable[[Pipeline], PipelineIOContract]
-    adapter: Callable[[Pipeline, Size, float], FlowAdapter]
+    adapter: Callable[[Pipeline, Setting], FlowAdapter]
     trained: str = "transformer"
 
     def config_from_hf(self, hf_config: Mapping[str, Any]) -> Any:

@@ -17,13 +17,13 @@ from areno_fn.autodiff import value_and_grad
 from areno_fn.contracts.adapter import LowRank
 from areno_fn.contracts.errors import ModelError
 from areno_fn.contracts.flow import Conditions, FlowPrompts, Process
-from areno_fn.contracts.flow_adapter import FlowAdapter, Pipeline
+from areno_fn.contracts.flow_adapter import FlowAdapter, Pipeline, Setting
 from areno_fn.contracts.geometry import Size
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.media import Request
 from areno_fn.models import adapters
 from areno_fn.models.adapter_sites import chosen
-from areno_fn.models.network import Network
+from areno_fn.models.diffusers_module import diffusers_module
 from areno_fn.models.pipelines import PIPELINES, pipeline_family
 from areno_fn.steps.flow.noise import latent_noise
 from areno_fn.steps.flow.sample import flow_sampler
@@ -68,7 +68,7 @@ def case_of(pipeline: Any, *, guidance: float, call: dict[str, Any], embedded: f
     parts = {name: part for name, part in pipeline.components.items() if part is not None and name != "transformer"}
     return Case(
         theirs=pipeline,
-        adapter=family.adapter(given, SIZE, embedded),
+        adapter=family.adapter(given, Setting(size=SIZE, guidance=embedded)),
         params=dict(pipeline.transformer.state_dict()),
         parts=parts,
         guidance=guidance,
@@ -207,9 +207,9 @@ def called(case: Case, state: torch.Tensor, time: torch.Tensor, condition: Any) 
 
 def test_a_module_that_diffusers_does_not_make_is_refused() -> None:
     with pytest.raises(ModelError, match="this version of diffusers has no NoSuchTransformer"):
-        Network("NoSuchTransformer", {})
+        diffusers_module("NoSuchTransformer", {})
     with pytest.raises(ModelError, match="diffusers makes no SD3Transformer2DModel of this configuration"):
-        Network("SD3Transformer2DModel", {"depth": 3})
+        diffusers_module("SD3Transformer2DModel", {"depth": 3})
     with pytest.raises(
         ModelError, match="is 'NoSuchPipeline', but the pipelines known here are StableDiffusion3Pipeline"
     ):

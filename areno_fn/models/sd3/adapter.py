@@ -9,11 +9,12 @@ import torch
 
 from areno_fn.contracts.components import Component
 from areno_fn.contracts.flow import Conditions
-from areno_fn.contracts.flow_adapter import Made, NoiseLevels, Parts, Pipeline
+from areno_fn.contracts.flow_adapter import Made, NoiseLevels, Parts, Pipeline, Setting
 from areno_fn.contracts.geometry import Geometry, Size
 from areno_fn.contracts.media import MediaType, Request
 from areno_fn.contracts.pipeline_io import PipelineIOContract
-from areno_fn.models.network import Network
+from areno_fn.models.diffusers_module import diffusers_module
+from areno_fn.models.module_function import ModuleFunction
 from areno_fn.models.noise_levels import euler_levels
 from areno_fn.models.picture_codec import compression, decoded, encoded, require_pictures
 from areno_fn.models.sd3 import CLASS, SD3Config, config_from_hf
@@ -67,7 +68,7 @@ class SD3Adapter:
     size: Size
     levels: NoiseLevels
     config: SD3Config
-    network: Network
+    network: ModuleFunction
     scale: int
 
     @property
@@ -122,18 +123,13 @@ class SD3Adapter:
         return {"text": torch.cat([short.to(long.dtype), long], 1), "pooled": torch.cat([pooled, pooled_2], -1)}
 
 
-def adapter(pipeline: Pipeline, size: Size, guidance: float) -> SD3Adapter:
+def adapter(pipeline: Pipeline, setting: Setting) -> SD3Adapter:
     """The adapter of a checkpoint.
-
-    Args:
-        pipeline: its configurations.
-        size: one that the contract admits.
-        guidance: nothing is embedded, so it is not read.
 
     Raises:
         ModelError: a configuration that is not supported, or diffusers is missing.
     """
-    del guidance
+    size = setting.size
     scale = compression(pipeline.configs["vae"])
     config = config_from_hf(pipeline.configs["transformer"])
     tokens = (size.height // scale // config.patch_size) * (size.width // scale // config.patch_size)
@@ -142,6 +138,6 @@ def adapter(pipeline: Pipeline, size: Size, guidance: float) -> SD3Adapter:
         size=size,
         levels=euler_levels(pipeline.configs["scheduler"], tokens, even=False, max_shift=1.16),
         config=config,
-        network=Network(CLASS, pipeline.configs["transformer"]),
+        network=diffusers_module(CLASS, pipeline.configs["transformer"], compiled=setting.compiled),
         scale=scale,
     )
