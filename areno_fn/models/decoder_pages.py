@@ -20,10 +20,13 @@ from areno_fn.models.decoder_layer import angles, at_hand, check_tokens, finish,
 
 
 def blank(params: Decoder, config: DecoderConfig, count: int, size: int) -> Pages:
-    """`count` pages of `size` tokens, zero, on the device and in the dtype of the embedding."""
+    """`count` pages of `size` tokens, zero, on the device and in the dtype of the embedding.
+
+    In memory the tokens of a head lie together, so that a head of a page is read in one piece.
+    """
 
     def part() -> torch.Tensor:
-        return params.embed.new_zeros(count, size, config.num_kv_heads, config.head_dim)
+        return params.embed.new_zeros(count, config.num_kv_heads, size, config.head_dim).transpose(1, 2)
 
     layers = range(config.num_layers)
     return Pages(keys=tuple(part() for _ in layers), values=tuple(part() for _ in layers))

@@ -32,7 +32,7 @@ def paged_attention(
     Args:
         q: [B, H, head_dim], floating.
         keys: [P, size, K, head_dim], with H a multiple of K; read only where a row's places are, though on the CPU
-            what lies in the pages of the table must be finite.
+            what lies in the pages of the table must be finite. Fastest where a head's places lie together in a page.
         values: like `keys`.
         table: int64 [B, W], numbers of pages in [0, P).
         lengths: int64 [B], from 1 to W * size.
@@ -73,7 +73,7 @@ def write_pages(
     Args:
         k: [N, K, head_dim].
         v: like `k`.
-        keys: [P, size, K, head_dim], contiguous; written to.
+        keys: [P, size, K, head_dim]; written to.
         values: like `keys`.
         places: int64 [N], distinct but for place 0, which holds any of what is written to it.
 

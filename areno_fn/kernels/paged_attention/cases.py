@@ -19,7 +19,8 @@ def build(case: Case, device: torch.device | str) -> tuple[tuple[Any, ...], dict
     batch, heads, kv_heads, size, page_size, width, longest = case.sizes
     count = 1 + batch * width + MOST_SPARE
     q = case.lay(case.normal("q", batch, heads, size, device=device) * case.magnitude)
-    keys, values = (case.normal(name, count, page_size, kv_heads, size, device=device) for name in ("keys", "values"))
+    keys, values = (case.normal(name, count, kv_heads, page_size, size, device=device) for name in ("keys", "values"))
+    keys, values = (x.transpose(1, 2) if not case.strided else x.transpose(1, 2).contiguous() for x in (keys, values))
     key = Key.of(case.seed).fold("table")
     table = (1 + random.permutation(key, count - 1)[: batch * width]).reshape(batch, width)
     lengths = 1 + (random.uniform(key.fold("lengths"), torch.arange(batch)) * longest).long().clamp_max(longest - 1)

@@ -39,5 +39,5 @@ def forward(
 
 def write(k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, places: torch.Tensor) -> None:
     """Writes keys and values of tokens to their places."""
-    keys.view(-1, *k.shape[1:]).index_copy_(0, places, k)
-    values.view(-1, *v.shape[1:]).index_copy_(0, places, v)
+    page, within = places // keys.shape[1], places % keys.shape[1]
+    keys[page, within], values[page, within] = k, v

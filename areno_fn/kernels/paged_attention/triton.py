@@ -1,7 +1,8 @@
 """Paged attention in Triton: a program takes the query heads of one key head of one row, over a part of the row's places.
 
-Rows are cut into so many parts that a small batch keeps the whole chip busy; how many is decided by the shapes alone, so
-that a captured launch fits every length. Parts are merged by a second kernel in a fixed order. Sums are in float32.
+Few queries of a key head are multiplied one by one (`few.py`), many of them on tensor cores (`many.py`). Rows are cut into
+so many parts that a small batch keeps the whole chip busy; how many is decided by the shapes alone, so that a captured
+launch fits every length. Parts are merged by a second kernel in a fixed order. Sums are in float32.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import triton.language as tl
 
 from areno_fn.kernels.backend import require
 from areno_fn.kernels.launch import ROUNDING, on_device_of
+from areno_fn.kernels.paged_attention import few, many
 
-PLACES = 64
-"""Places a program looks at together."""
 PROGRAMS = 1024
 """Programs that keep the largest chip busy."""
-WARPS, STAGES = 4, 3
-_HEADS = 16  # the least that a product on tensor cores takes
+FEW = 4
+"""Most query heads of a key head that are multiplied one by one."""
+_LEAST = 64  # places of a part
 
 
 def forward(
@@ -38,23 +39,17 @@ def forward(
     if not out.numel():
         return out
     kv_heads = keys.shape[2]
-    group = heads // kv_heads
     most = min(longest, window) if window else longest
-    parts = max(1, min(triton.cdiv(PROGRAMS, batch * kv_heads), triton.cdiv(most, PLACES)))
+    parts = max(1, min(triton.cdiv(PROGRAMS, batch * kv_heads), triton.cdiv(most, _LEAST)))
     partial = torch.empty(parts if parts > 1 else 0, batch, heads, size, dtype=torch.float32, device=q.device)
     peak, total = (torch.empty(partial.shape[:-1], dtype=torch.float32, device=q.device) for _ in range(2))
-    columns = max(16, triton.next_power_of_2(size))
+    attend = few.attend if heads <= FEW * kv_heads else many.attend
     with on_device_of(q):
-        _part_kernel[(kv_heads, batch, parts)](
-            q, keys, values, table, lengths, out, partial, peak, total, scale, window, keys.shape[1], size,
-            *q.stride(), *keys.stride(), *values.stride(), *table.stride(), lengths.stride(0), parts,
-            GROUP=group, HEADS=max(_HEADS, triton.next_power_of_2(group)), COLUMNS=columns, PLACES=PLACES,
-            WHOLE=parts == 1, NARROW=q.is_cuda, num_warps=WARPS, num_stages=STAGES, **ROUNDING,
-        )  # fmt: skip
+        attend(q, keys, values, table, lengths, out, partial, peak, total, scale, window, parts)
         if parts > 1:
             _merge_kernel[(batch * heads,)](
                 partial, peak, total, out, batch * heads, size, parts,
-                PARTS=triton.next_power_of_2(parts), COLUMNS=columns, num_warps=4, **ROUNDING,
+                PARTS=triton.next_power_of_2(parts), COLUMNS=triton.next_power_of_2(size), num_warps=4, **ROUNDING,
             )  # fmt: skip
     return out
 
@@ -90,65 +85,6 @@ def _write_kernel(
 
 
 @triton.jit
-def _part_kernel(
-    q_ptr, k_ptr, v_ptr, table_ptr, length_ptr, out_ptr, partial_ptr, peak_ptr, total_ptr, scale, window, page_size, D,
-    q_b, q_h, q_d, k_p, k_s, k_h, k_d, v_p, v_s, v_h, v_d, table_b, table_w, length_b, parts,
-    GROUP: tl.constexpr, HEADS: tl.constexpr, COLUMNS: tl.constexpr, PLACES: tl.constexpr, WHOLE: tl.constexpr,
-    NARROW: tl.constexpr,
-):  # fmt: skip
-    kv_head = tl.program_id(0).to(tl.int64)
-    row = tl.program_id(1).to(tl.int64)
-    part = tl.program_id(2)
-    length = tl.load(length_ptr + row * length_b)
-    beginning = tl.where(window > 0, tl.maximum(length - window, 0), 0)
-    blocks = tl.cdiv(length - beginning, PLACES)
-    share = tl.cdiv(blocks, parts)
-    first = beginning + part * share * PLACES
-    last = tl.minimum(first + share * PLACES, length)
-    head = tl.arange(0, HEADS)
-    column = tl.arange(0, COLUMNS)
-    is_head = head < GROUP
-    is_column = column < D
-    some = is_head[:, None] & is_column[None, :]
-    q_at = row * q_b + (kv_head * GROUP + head)[:, None] * q_h + column[None, :] * q_d
-    q = tl.load(q_ptr + q_at, mask=some, other=0.0)
-    # the interpreter would multiply the bits of bfloat16 as if they were integers
-    EXACT: tl.constexpr = q_ptr.dtype.element_ty if NARROW else tl.float32
-    peak = tl.full([HEADS], -float("inf"), dtype=tl.float32)
-    total = tl.zeros([HEADS], dtype=tl.float32)
-    mixed = tl.zeros([HEADS, COLUMNS], dtype=tl.float32)
-    for start in range(first, last, PLACES):
-        place = start + tl.arange(0, PLACES)
-        inside = place < last
-        page = tl.load(table_ptr + row * table_b + (place // page_size) * table_w, mask=inside, other=0)
-        within = place % page_size
-        seen = inside[:, None] & is_column[None, :]
-        k_at = (page * k_p + within * k_s + kv_head * k_h)[:, None] + column[None, :] * k_d
-        k = tl.load(k_ptr + k_at, mask=seen, other=0.0)
-        score = tl.dot(q.to(EXACT), tl.trans(k.to(EXACT)), input_precision="ieee") * scale
-        score = tl.where(inside[None, :], score, -float("inf"))
-        larger = tl.maximum(peak, tl.max(score, axis=1))
-        weight = tl.exp(score - larger[:, None])
-        shrink = tl.exp(peak - larger)
-        v_at = (page * v_p + within * v_s + kv_head * v_h)[:, None] + column[None, :] * v_d
-        v = tl.load(v_ptr + v_at, mask=seen, other=0.0)
-        total = total * shrink + tl.sum(weight, axis=1)
-        mixed = mixed * shrink[:, None] + tl.dot(weight.to(v.dtype).to(EXACT), v.to(EXACT), input_precision="ieee")
-        peak = larger
-    out_head = kv_head * GROUP + head
-    heads = tl.num_programs(0) * GROUP
-    line = row * heads + out_head
-    if WHOLE:
-        out = mixed / total[:, None]
-        tl.store(out_ptr + line[:, None] * D + column[None, :], out.to(out_ptr.dtype.element_ty), mask=some)
-    else:
-        line += part.to(tl.int64) * tl.num_programs(1) * heads
-        tl.store(partial_ptr + line[:, None] * D + column[None, :], mixed, mask=some)
-        tl.store(peak_ptr + line, peak, mask=is_head)
-        tl.store(total_ptr + line, total, mask=is_head)
-
-
-@triton.jit
 def _merge_kernel(
     partial_ptr, peak_ptr, total_ptr, out_ptr, lines, D, parts, PARTS: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
@@ -158,7 +94,7 @@ def _merge_kernel(
     there = part < parts
     peak = tl.load(peak_ptr + part * lines + line, mask=there, other=-float("inf"))
     total = tl.load(total_ptr + part * lines + line, mask=there, other=0.0)
-    weight = tl.exp(peak - tl.max(peak, axis=0))
+    weight = tl.exp2(peak - tl.max(peak, axis=0))
     at = (part * lines + line)[:, None] * D + column[None, :]
     mixed = tl.load(partial_ptr + at, mask=there[:, None] & (column < D)[None, :], other=0.0)
     out = tl.sum(mixed * weight[:, None], axis=0) / tl.sum(total * weight, axis=0)
