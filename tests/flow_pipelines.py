@@ -118,3 +118,25 @@ def sd3(folder: Path, *, t5: bool = True) -> Any:
     made.save_pretrained(folder / "pipeline")
     made.set_progress_bar_config(disable=True)
     return made
+
+
+def flux(folder: Path, kind: str = "FluxPipeline", *, guidance_embeds: bool = True) -> Any:
+    """A tiny FluxPipeline, or FluxKontextPipeline, which is saved in the folder."""
+    import diffusers
+
+    transformer = diffusers.FluxTransformer2DModel(
+        patch_size=1, in_channels=16, num_layers=1, num_single_layers=1, attention_head_dim=16, num_attention_heads=2,
+        joint_attention_dim=16, pooled_projection_dim=8, guidance_embeds=guidance_embeds, axes_dims_rope=(4, 4, 8),
+    )  # fmt: skip
+    made = getattr(diffusers, kind)(
+        transformer=filled(transformer),
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
+        vae=picture_vae(),
+        text_encoder=clip_plain(8),
+        tokenizer=clip_tokenizer(folder / "scratch"),
+        text_encoder_2=t5_text(16),
+        tokenizer_2=t5_tokenizer(folder / "scratch"),
+    )
+    made.save_pretrained(folder / "pipeline")
+    made.set_progress_bar_config(disable=True)
+    return made

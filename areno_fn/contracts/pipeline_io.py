@@ -64,6 +64,7 @@ class PipelineIOContract:
     Attributes:
         family: its name.
         inputs: media that go in beside the prompt.
+        inputs_like_output: pictures and videos that go in have the height and width of what is made.
         negative_prompt: whether a row may have one.
         guidance: "classifier_free" asks twice a step; "embedded" tells the model a scale; "both"; or "none".
         outputs: media that come out, at most one a type.
@@ -82,6 +83,7 @@ class PipelineIOContract:
 
     family: str
     inputs: InputMedia = attrs.field(factory=InputMedia)
+    inputs_like_output: bool = False
     negative_prompt: Negative = "optional"
     guidance: Guidance = "classifier_free"
     outputs: tuple[Output, ...] = attrs.field(default=(Output(type="image"),), converter=_outputs)
@@ -120,15 +122,17 @@ class PipelineIOContract:
         """Whether a velocity may be led away from that of the negative prompt."""
         return self.guidance in ("classifier_free", "both")
 
-    def admit(self, request: Request, where: str) -> None:
+    def admit(self, request: Request, where: str, size: Size | None = None) -> None:
         """Refuses a request before anything is drawn or encoded.
 
         Raises:
-            DataError: names the clause that is broken; `where` the request stands.
+            DataError: names the clause that is broken; `where` the request stands, and the `size` of what is made.
         """
         problem = self.inputs.problem(request.media)
         if problem is None and request.negative_prompt and self.negative_prompt == "refused":
             problem = "negative_prompt: it takes none"
+        if problem is None and self.inputs_like_output and size is not None:
+            problem = _other_size(request, size)
         if problem is not None:
             raise DataError(f"{where}: {self.family} does not take this row, {problem}")
 
@@ -169,12 +173,24 @@ class PipelineIOContract:
         return (
             self.family == declared.family
             and self.inputs.within(declared.inputs)
+            and self.inputs_like_output >= declared.inputs_like_output
             and self.negative_prompt in ("refused", declared.negative_prompt)
             and (self.guidance in ("none", declared.guidance) or declared.guidance == "both")
             and self.outputs == declared.outputs
             and self.geometry.within(declared.geometry)
             and set(self.objectives) <= set(declared.objectives)
         )
+
+
+def _other_size(request: Request, size: Size) -> str | None:
+    for one in request.media:
+        height, width = (int(side) for side in one.data.shape[-2:])
+        if one.type != "audio" and (height, width) != (size.height, size.width):
+            return (
+                f"inputs_like_output: the {one.type} must be {size.height} x {size.width}, as what is made is, "
+                f"received {height} x {width}"
+            )
+    return None
 
 
 def require_condition(names: Any, where: str) -> None:

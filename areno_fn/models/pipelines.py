@@ -14,6 +14,7 @@ from areno_fn.contracts.layout import Iso
 from areno_fn.contracts.pipeline_io import PipelineIOContract
 from areno_fn.contracts.placement import Placement
 from areno_fn.models.flow_layouts import FLOW_LAYOUTS
+from areno_fn.models.flux import adapter as flux
 from areno_fn.models.sd3 import adapter as sd3
 
 
@@ -58,6 +59,9 @@ class PipelineFamily:
 
 
 PIPELINES: dict[str, PipelineFamily] = {
+    "flux": PipelineFamily(
+        name="flux", pipelines=("FluxPipeline", "FluxKontextPipeline"), contract=flux.contract, adapter=flux.adapter
+    ),
     "sd3": PipelineFamily(
         name="sd3", pipelines=("StableDiffusion3Pipeline",), contract=sd3.contract, adapter=sd3.adapter
     ),

@@ -20,7 +20,7 @@ from areno_fn.contracts.flow import Conditions, FlowPrompts, Process
 from areno_fn.contracts.flow_adapter import FlowAdapter, Pipeline, Setting
 from areno_fn.contracts.geometry import Size
 from areno_fn.contracts.key import Key
-from areno_fn.contracts.media import Request
+from areno_fn.contracts.media import Media, Request
 from areno_fn.models import adapters
 from areno_fn.models.adapter_sites import chosen
 from areno_fn.models.diffusers_module import diffusers_module
@@ -33,6 +33,8 @@ SIZE = Size(height=16, width=24)
 PROMPTS = ("a cat", "two dogs and more words than fit")
 AWAY = ("", "bad")
 STEPS = 3
+GIVEN = numbers("given", 2, 3, SIZE.height, SIZE.width).sigmoid()
+"""A picture for each prompt, where one is edited."""
 
 
 @attrs.frozen
@@ -87,7 +89,29 @@ def sd3_without_t5(folder: Path) -> Case:
     return case_of(made, guidance=2.0, call={"guidance_scale": 2.0, "negative_prompt": list(AWAY)})
 
 
-CASES: dict[str, Callable[[Path], Case]] = {"sd3": sd3, "sd3 without T5": sd3_without_t5}
+def flux(folder: Path) -> Case:
+    return case_of(flow_pipelines.flux(folder), guidance=1.0, call={"guidance_scale": 2.5}, embedded=2.5)
+
+
+def flux_schnell(folder: Path) -> Case:
+    made = flow_pipelines.flux(folder, guidance_embeds=False)
+    return case_of(made, guidance=3.0, call={"true_cfg_scale": 3.0, "negative_prompt": list(AWAY)})
+
+
+def kontext(folder: Path) -> Case:
+    made = flow_pipelines.flux(folder, "FluxKontextPipeline")
+    call = {"guidance_scale": 2.5, "image": GIVEN, "_auto_resize": False, "true_cfg_scale": 2.0}
+    call |= {"negative_prompt": list(AWAY), "max_area": SIZE.height * SIZE.width}
+    return case_of(made, guidance=2.0, call=call, embedded=2.5)
+
+
+CASES: dict[str, Callable[[Path], Case]] = {
+    "sd3": sd3,
+    "sd3 without T5": sd3_without_t5,
+    "flux": flux,
+    "flux schnell": flux_schnell,
+    "kontext": kontext,
+}
 
 
 @pytest.fixture(scope="module", params=list(CASES))
@@ -96,7 +120,9 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def conditions(case: Case) -> Conditions:
-    requests = [Request(prompt=p, negative_prompt=n) for p, n in zip(PROMPTS, AWAY, strict=True)]
+    takes = bool(case.adapter.contract.inputs.rules)
+    given = [(Media(type="image", data=one),) if takes else () for one in GIVEN]
+    requests = [Request(prompt=p, negative_prompt=n, media=m) for p, n, m in zip(PROMPTS, AWAY, given, strict=True)]
     with torch.no_grad():
         each = [case.adapter.encode_conditions(case.parts, one, negative=case.guidance > 1) for one in requests]
     return tree.map(lambda *rows: torch.cat(rows), *each)
@@ -110,7 +136,7 @@ def test_the_whole_pipeline_samples_the_same_latents(case: Case) -> None:
     ours = sample(case.params, FlowPrompts(conditions=conditions(case), ids=ids), key, schedule, torch.zeros(STEPS))
     start = latent_noise(key.fold("start"), ids, adapter.latent_shape)
     made = case.theirs(
-        list(PROMPTS), height=SIZE.height, width=SIZE.width, num_inference_steps=STEPS, latents=start,
+        prompt=list(PROMPTS), height=SIZE.height, width=SIZE.width, num_inference_steps=STEPS, latents=start,
         output_type="latent", return_dict=False, **case.call,
     )[0]  # fmt: skip
     assert ours.final.shape == made.shape == (2, *adapter.latent_shape)
@@ -123,7 +149,7 @@ def test_what_is_decoded_is_what_the_pipeline_shows(case: Case) -> None:
     with torch.no_grad():
         ours = case.adapter.decode(case.parts, latents)["image"]
     shown = case.theirs(
-        list(PROMPTS), height=SIZE.height, width=SIZE.width, num_inference_steps=1, latents=latents,
+        prompt=list(PROMPTS), height=SIZE.height, width=SIZE.width, num_inference_steps=1, latents=latents,
         output_type="pt", return_dict=False, callback_on_step_end=lambda *_: {"latents": latents}, **case.call,
     )[0]  # fmt: skip
     assert ours.shape == shown.shape == (2, 3, SIZE.height, SIZE.width)
@@ -199,10 +225,23 @@ def test_the_velocity_is_that_of_the_module_and_so_is_its_gradient(case: Case) -
 
 def called(case: Case, state: torch.Tensor, time: torch.Tensor, condition: Any) -> torch.Tensor:
     """The module of diffusers, called as its pipeline calls it."""
-    return case.theirs.transformer(
-        hidden_states=state, timestep=time, encoder_hidden_states=condition["text"],
-        pooled_projections=condition["pooled"], return_dict=False,
+    given = {
+        "encoder_hidden_states": condition["text"],
+        "pooled_projections": condition["pooled"],
+        "return_dict": False,
+    }
+    if case.adapter.contract.family == "sd3":
+        return case.theirs.transformer(hidden_states=state, timestep=time, **given)[0]
+    down, across = SIZE.height // 4, SIZE.width // 4
+    ids = [case.theirs._prepare_latent_image_ids(2, down, across, torch.device("cpu"), torch.float32) for _ in range(2)]
+    ids[1][:, 0] = 1
+    edits = "image" in condition
+    found = case.theirs.transformer(
+        hidden_states=torch.cat([state, condition["image"]], 1) if edits else state, timestep=time / 1000,
+        guidance=condition.get("guidance"), txt_ids=torch.zeros(condition["text"].shape[1], 3),
+        img_ids=torch.cat(ids) if edits else ids[0], **given,
     )[0]  # fmt: skip
+    return found[:, : state.shape[1]]
 
 
 def test_a_module_that_diffusers_does_not_make_is_refused() -> None:
@@ -210,7 +249,5 @@ def test_a_module_that_diffusers_does_not_make_is_refused() -> None:
         diffusers_module("NoSuchTransformer", {})
     with pytest.raises(ModelError, match="diffusers makes no SD3Transformer2DModel of this configuration"):
         diffusers_module("SD3Transformer2DModel", {"depth": 3})
-    with pytest.raises(
-        ModelError, match="is 'NoSuchPipeline', but the pipelines known here are StableDiffusion3Pipeline"
-    ):
+    with pytest.raises(ModelError, match="is 'NoSuchPipeline', but the pipelines known here are FluxPipeline"):
         pipeline_family("NoSuchPipeline")
