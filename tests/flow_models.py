@@ -8,6 +8,7 @@ import torch
 
 from areno_fn import random
 from areno_fn.contracts.flow import Conditions, FlowPrompts
+from areno_fn.contracts.flow_policy import straight
 from areno_fn.contracts.key import Key
 
 SHAPE = (2, 3)
@@ -18,6 +19,7 @@ class Field:
     """v = tanh(x A + t b + c C) D + x E, per row; every parameter matters at every place."""
 
     latent_shape = SHAPE
+    guide = staticmethod(straight)
 
     def velocity(self, params: Any, state: torch.Tensor, timestep: torch.Tensor, condition: Any) -> torch.Tensor:
         dtype = params["a"].dtype

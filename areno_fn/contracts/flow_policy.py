@@ -1,4 +1,4 @@
-"""`FlowPolicy`: what a flow-matching model answers."""
+"""`FlowPolicy`: what a flow-matching model answers, and the guidance that most of them mean."""
 
 from __future__ import annotations
 
@@ -27,3 +27,23 @@ class FlowPolicy(Protocol):
             condition: a tree of tensors [B, ...].
         """
         ...
+
+    def guide(
+        self, towards: torch.Tensor, away: torch.Tensor, scale: float, state: torch.Tensor, timestep: torch.Tensor
+    ) -> torch.Tensor:
+        """The velocity [B, *] of a guidance above 1, as the model is meant to be sampled; `straight` for most.
+
+        Args:
+            towards, away: [B, *], the velocities under the positive and the negative conditions.
+            scale: weight of guidance.
+            state, timestep: where they were asked for.
+        """
+        ...
+
+
+def straight(
+    towards: torch.Tensor, away: torch.Tensor, scale: float, state: torch.Tensor, timestep: torch.Tensor
+) -> torch.Tensor:
+    """Classifier-free guidance as it was published (arXiv 2207.12598): v- + scale (v+ - v-)."""
+    del state, timestep
+    return away + scale * (towards - away)

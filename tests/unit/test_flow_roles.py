@@ -12,6 +12,7 @@ from areno_fn import tree
 from areno_fn.contracts.actions import Metrics
 from areno_fn.contracts.flow import Conditions, FlowPrompts, Process
 from areno_fn.contracts.flow_match import Judges
+from areno_fn.contracts.flow_policy import straight
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.record import replace
 from areno_fn.contracts.spec import AdamWSpec
@@ -34,6 +35,7 @@ class Gaussian:
     """The exact velocity of numbers from N(mean, std^2), and near pure noise a line of its own, by which one step can sample."""
 
     latent_shape = (1,)
+    guide = staticmethod(straight)
 
     def velocity(self, params: Any, state: torch.Tensor, timestep: torch.Tensor, condition: Any) -> torch.Tensor:
         sigma = (timestep / 1000)[:, None]

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from areno_fn import random, tree
 from areno_fn.contracts.adapter import Weight
 from areno_fn.contracts.errors import ModelError
+from areno_fn.contracts.flow_policy import straight
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.record import record, shown
 from areno_fn.kernels.linear import linear
@@ -228,6 +229,7 @@ class DiTPolicy:
     """The `FlowPolicy` of a DiT: its functions with the configuration filled in."""
 
     config: DiTConfig
+    guide = staticmethod(straight)
 
     @property
     def latent_shape(self) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ import torch
 from areno_fn.contracts.components import Component
 from areno_fn.contracts.flow import Conditions
 from areno_fn.contracts.flow_adapter import Made, NoiseLevels, Parts, Pipeline, Setting
+from areno_fn.contracts.flow_policy import straight
 from areno_fn.contracts.geometry import Geometry, Size
 from areno_fn.contracts.media import MediaType, Request
 from areno_fn.contracts.pipeline_io import PipelineIOContract
@@ -70,6 +71,7 @@ class SD3Adapter:
     config: SD3Config
     network: ModuleFunction
     scale: int
+    guide = staticmethod(straight)
 
     @property
     def latent_shape(self) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ Ask = Callable[[Any, torch.Tensor, torch.Tensor, Conditions], torch.Tensor]
 
 
 def guided(policy: FlowPolicy, scale: float) -> Ask:
-    """The velocity v- + scale (v+ - v-); with a scale of 1 the model is asked for v+ alone.
+    """The guided velocity, which `policy.guide` makes of v+ and v-; with a scale of 1 the model is asked for v+ alone.
 
     Both are asked for in one batch, the negative conditions first.
 
@@ -34,6 +34,6 @@ def guided(policy: FlowPolicy, scale: float) -> Ask:
         both = tree.map(lambda a, b: torch.cat([a, b]), conditions.negative, conditions.positive)
         answer = policy.velocity(params, torch.cat([state, state]), torch.cat([timestep, timestep]), both)
         away, towards = answer.tensor_split(2)
-        return away + scale * (towards - away)
+        return policy.guide(towards, away, scale, state, timestep)
 
     return ask
