@@ -1,20 +1,26 @@
 """Time and peak memory of one SFT step, against transformers with torch.optim.AdamW in the same process.
 
-    python -m benchmarks.train_step [--shape qwen3-0.6b | tiny] [--batches 4x4096 16x1024] [--json step.json]
-        [--peers eager compile@16x1024 liger liger-checkpointing liger-compile]
+    python -m benchmarks.train_step [--model qwen3-0.6b | tiny] [--shapes 4x4096 16x1024] [--precisions stored master]
+        [--ours plain captured every:2 full] [--peers eager compile liger liger-compile liger-checkpointing]
+        [--steps 8] [--seconds 140] [--json step.json]
 
-All train the same shape on the same tokens in bf16 (float32 on a CPU). Peers keep parameters and moments of
-`torch.optim.AdamW(fused=True)` in bf16; this library keeps float32 master weights and moments, as its optimizer always
-does. `areno_fn remat` computes every layer again in the backward pass. A step ends when its loss is on the host. A peer
-may be asked for on one batch alone.
+All train one model on the same tokens. With the precision `stored` parameters and moments are in bfloat16 and there are no
+masters, as `torch.optim.AdamW(fused=True)` keeps them for a model in bfloat16. With `master` parameters are moved in float32
+with moments in float32, and products are taken in bfloat16: peers hold float32 parameters and run under autocast, this
+library derives bfloat16 parameters from masters. On a CPU everything is float32.
 
-Times are medians of steps with half the distance between the quartiles. The matmul rate is measured in the same run. The peers with
-Liger's kernels need the package liger-kernel.
+Of this library, `plain` keeps what every layer makes, `full` computes every layer again in the backward pass and `every:k`
+every k-th one; `captured` is `plain` as one CUDA graph. All donate their state. A step ends when its loss is on the host.
+
+Times are medians of steps with half the distance between the quartiles. The matmul rate is measured in the same run. What is not
+begun within `--seconds` is printed as not run. The peers with Liger's kernels need the package liger-kernel.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gc
 import itertools
 import json
 import statistics
@@ -54,96 +60,118 @@ SHAPES = {
     },
 }
 PEERS = ("eager", "compile", "liger", "liger-checkpointing", "liger-compile")
+PRECISIONS = ("stored", "master")
 
 Step = Callable[[], float]
 
 
+@attrs.frozen
+class Case:
+    """One line of the table: who makes the step, at which precision, on rows x length tokens."""
+
+    label: str
+    precision: str
+    shape: str
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is this library's."""
+        return self.label not in PEERS
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Rows and length."""
+        rows, length = (int(part) for part in self.shape.split("x"))
+        return rows, length
+
+
 def main() -> None:
-    """Measures all on every batch, prints a line for each and the ratio to the fastest peer."""
+    """Measures all, prints a line for each and the ratio to the fastest peer."""
     options = _options()
+    begin = time.perf_counter()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
-    print(f"{name}, torch {torch.__version__}, transformers {transformers.__version__}, {options.shape}, {dtype}")
+    print(f"{name}, torch {torch.__version__}, transformers {transformers.__version__}, {options.model}, {dtype}")
     rate = _matmul_rate(device, dtype)
     print(f"matmul rate {rate / 1e12:.1f} TFLOP/s", flush=True)
-    lines: list[dict[str, Any]] = []
     # Liger replaces functions of transformers for good, so its peers come last
-    for label in ("areno_fn", "areno_fn remat", *PEERS):
-        for batch in options.batches:
-            if label in PEERS and not {label, f"{label}@{batch}"} & set(options.peers):
-                continue
-            rows, length = (int(part) for part in batch.split("x"))
-            lines.append({"label": label, "batch": batch} | _line(label, options, rows, length, device, dtype, rate))
-    for batch in options.batches:
-        _ratios([line for line in lines if line["batch"] == batch])
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump({"device": name, "matmul_rate": rate, "lines": lines}, file, indent=1)
+    labels = [*options.ours, *(peer for peer in PEERS if peer in options.peers)]
+    lines: list[dict[str, Any]] = []
+    for case in (Case(*of) for of in itertools.product(labels, options.precisions, options.shapes)):
+        if options.seconds and time.perf_counter() - begin > options.seconds:
+            print(f"{case.label} {case.precision} {case.shape}: not run, {options.seconds} s are over")
+            continue
+        lines.append(attrs.asdict(case) | {"is_own": case.is_own} | _line(case, options, device, dtype, rate))
+        if options.json:
+            with open(options.json, "w") as file:
+                json.dump({"device": name, "matmul_rate": rate, "lines": lines}, file, indent=1)
+    for precision, shape in itertools.product(options.precisions, options.shapes):
+        _ratios([line for line in lines if (line["precision"], line["shape"]) == (precision, shape)])
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="tiny")
-    parser.add_argument("--batches", nargs="+", default=["4x256"], help="rows x length")
-    parser.add_argument("--peers", nargs="*", default=["eager"], help=f"of {', '.join(PEERS)}, or one as name@batch")
+    parser.add_argument("--model", choices=sorted(SHAPES), default="tiny")
+    parser.add_argument("--shapes", nargs="+", default=["4x256"], help="rows x length")
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=["stored"])
+    parser.add_argument(
+        "--ours", nargs="*", default=["plain"], help="of plain, captured, full, every:k, and more with +"
+    )
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=["eager"])
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=0.0, help="begin nothing after so long; 0: no end")
     parser.add_argument("--json", help="also write the figures to this file")
     return parser.parse_args()
 
 
 def _line(
-    label: str,
-    options: argparse.Namespace,
-    rows: int,
-    length: int,
-    device: torch.device,
-    dtype: torch.dtype,
-    rate: float,
+    case: Case, options: argparse.Namespace, device: torch.device, dtype: torch.dtype, rate: float
 ) -> dict[str, Any]:
     """Measures one, prints what was found, and returns it."""
-    shape = SHAPES[options.shape]
-    tokens = torch.randint(0, shape["vocab_size"], (rows, length), generator=torch.Generator().manual_seed(0))
+    model = SHAPES[options.model]
+    tokens = torch.randint(0, model["vocab_size"], case.sizes, generator=torch.Generator().manual_seed(0))
     begin = time.perf_counter()
-    if label.startswith("areno_fn"):
-        step = _areno_step(options.shape, tokens, device, dtype, remat=label.endswith("remat"))
-    else:
-        step = _transformers_step(options.shape, tokens, device, dtype, label)
+    make = _areno_step if case.is_own else _transformers_step
+    step = make(case, options.model, tokens, device, dtype)
     found = _measure(step, device, options.steps)
     del step
     _forget(device)
     found["tokens_per_s"] = tokens.numel() / found["seconds"]
-    found["of_matmul_rate"] = _flops(shape, rows, length) / found["seconds"] / rate
+    found["of_matmul_rate"] = _flops(model, *case.sizes) / found["seconds"] / rate
     found["whole_s"] = time.perf_counter() - begin
     print(
-        f"{label:20s} {rows:3d} x {length:5d} {found['tokens_per_s']:9.0f} tokens/s  {found['seconds'] * 1e3:7.1f} ms "
-        f"(+- {found['spread'] * 1e3:.1f})  peak {found['peak_gb']:6.2f} GB  {found['of_matmul_rate']:.3f} of the matmul "
-        f"rate  loss {found['loss']:.4f}",
+        f"{case.label:20s} {case.precision:6s} {case.shape:>7s} {found['tokens_per_s']:9.0f} tokens/s  "
+        f"{found['seconds'] * 1e3:7.1f} ms (+- {found['spread'] * 1e3:.1f})  peak {found['peak_gb']:6.2f} GB, reserved "
+        f"{found['reserved_gb']:6.2f}  {found['of_matmul_rate']:.3f} of the matmul rate  loss {found['loss']:.4f}",
         flush=True,
     )
     return found
 
 
 def _ratios(lines: list[dict[str, Any]]) -> None:
-    peers = [line for line in lines if not line["label"].startswith("areno_fn")]
+    peers = [line for line in lines if not line["is_own"] and not line["label"].endswith("checkpointing")]
     if peers:
         best = max(peers, key=lambda line: line["tokens_per_s"])
         for line in lines:
-            if line["label"].startswith("areno_fn"):
+            if line["is_own"]:
                 ratio = line["tokens_per_s"] / best["tokens_per_s"]
-                print(f"{line['batch']}: {line['label']} {ratio:.3f} of the tokens/s of {best['label']}")
+                print(
+                    f"{line['shape']} {line['precision']}: {line['label']} {ratio:.3f} of the tokens/s of {best['label']}"
+                )
 
 
-def _areno_step(
-    shape: str, tokens: torch.Tensor, device: torch.device, dtype: torch.dtype, *, remat: bool = False
-) -> Step:
+def _areno_step(case: Case, model: str, tokens: torch.Tensor, device: torch.device, dtype: torch.dtype) -> Step:
     family = af.FAMILIES["qwen3"]
-    config = family.config_from_hf({"model_type": "qwen3", **SHAPES[shape]})
+    config = family.config_from_hf({"model_type": "qwen3", **SHAPES[model]})
     params = family.init(config, af.Key.of(0), dtype=dtype, device=device)
-    optimizer = af.adamw(AdamWSpec(lr=1e-5), total_steps=1000)
-    policy = attrs.evolve(family.policy(config), remat=remat)
+    optimizer = af.adamw(
+        AdamWSpec(lr=1e-5, states="stored" if case.precision == "stored" else "float32"), total_steps=1000
+    )
+    options = case.label.split("+")
+    policy = attrs.evolve(family.policy(config), remat="full" in options)
     objective = af.pipeline(af.score(policy, af.Sampling()), af.cross_entropy())
-    update = af.train_step(objective, optimizer)
+    update = af.train_step(objective, optimizer, donate=True, capture="captured" in options)
     rows = [af.Example(tokens=tuple(row), trained=(False, *[True] * (len(row) - 1))) for row in tokens.tolist()]
     batch = (af.tree.map(lambda x: x.to(device), af.pack(rows)),)
     state = af.TrainState(
@@ -164,25 +192,28 @@ def _areno_step(
     return step
 
 
-def _transformers_step(shape: str, tokens: torch.Tensor, device: torch.device, dtype: torch.dtype, kind: str) -> Step:
-    if kind.startswith("liger"):
+def _transformers_step(case: Case, model: str, tokens: torch.Tensor, device: torch.device, dtype: torch.dtype) -> Step:
+    if case.label.startswith("liger"):
         from liger_kernel.transformers import apply_liger_kernel_to_qwen3
 
         apply_liger_kernel_to_qwen3()
-    config = transformers.Qwen3Config(**SHAPES[shape])
+    config = transformers.Qwen3Config(**SHAPES[model])
+    masters = case.precision == "master"
     with device:
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
-    if kind.endswith("checkpointing"):
-        model.gradient_checkpointing_enable()
-        model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=device.type == "cuda")
+        net = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32 if masters else dtype)
+    if case.label.endswith("checkpointing"):
+        net.gradient_checkpointing_enable()
+        net.train()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-5, fused=device.type == "cuda")
     ids = tokens.to(device)
-    run = torch.compile(model) if kind.endswith("compile") else model
+    run = torch.compile(net) if case.label.endswith("compile") else net
+    cast = torch.autocast("cuda", torch.bfloat16) if masters and device.type == "cuda" else contextlib.nullcontext()
 
     def step() -> float:
-        loss = run(input_ids=ids, labels=ids, use_cache=False).loss
+        with cast:
+            loss = run(input_ids=ids, labels=ids, use_cache=False).loss
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return float(loss.detach())
@@ -196,6 +227,7 @@ def _measure(step: Step, device: torch.device, steps: int) -> dict[str, Any]:
     if device.type == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
+    reserved = torch.cuda.max_memory_reserved() / 1e9 if device.type == "cuda" else float("nan")
     marks = [time.perf_counter()]
     for _ in range(steps):
         loss = step()
@@ -204,14 +236,16 @@ def _measure(step: Step, device: torch.device, steps: int) -> dict[str, Any]:
         marks.append(time.perf_counter())
     peak = torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else float("nan")
     low, middle, high = statistics.quantiles([b - a for a, b in itertools.pairwise(marks)], n=4)
-    return {"seconds": middle, "spread": (high - low) / 2, "peak_gb": peak, "loss": loss}
+    return {"seconds": middle, "spread": (high - low) / 2, "peak_gb": peak, "reserved_gb": reserved, "loss": loss}
 
 
 def _forget(device: torch.device) -> None:
     """Graphs and memory of what was measured."""
     torch._dynamo.reset()
+    gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
 
 
 def _matmul_rate(device: torch.device, dtype: torch.dtype) -> float:

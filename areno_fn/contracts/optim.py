@@ -31,10 +31,13 @@ class Optimizer:
     Attributes:
         init: `params -> state`.
         apply: `(gradients, state, params) -> (params, state, stats)`; `stats` are named scalar tensors.
+        apply_in_place: the same function, bit for bit, whose results take the memory of `state` and `params`, which may
+            not be used any more; None where there is nothing to be saved that way.
     """
 
     init: Callable[[Any], Any]
     apply: Callable[[Any, Any, Any], tuple[Any, Any, dict[str, Any]]]
+    apply_in_place: Callable[[Any, Any, Any], tuple[Any, Any, dict[str, Any]]] | None = None
 
 
 @attrs.frozen(kw_only=True)

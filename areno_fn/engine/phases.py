@@ -141,6 +141,7 @@ def plan_phase(
         drawn_with=drawn_with,
         ema=spec.ema,
         shelves=residency.shelves,
+        donate=True,  # as the loop does, which keeps no state beside the one that a step returns
         **_critic(spec, critic),
     )
     with at(where):

@@ -38,7 +38,7 @@ class Recorder:
         display: shows it.
         tracker: keeps metrics.
         sample_log: keeps completions.
-        store: writes a resumable checkpoint, or begins to.
+        store: writes a resumable checkpoint, or begins to; the state may be overwritten when it has returned.
         gallery: keeps sheets of pictures; None of a model that makes none.
         ready: told of the first state of a phase, like which those that `store` gets will be.
         held: seconds that `store` has held up the training since the last step.

@@ -11,10 +11,13 @@ import torch
 from areno_fn import tree
 from areno_fn.autodiff import value_and_grad
 from areno_fn.contracts.actions import Metrics, Sums
-from areno_fn.contracts.errors import JoinError, RecordError
+from areno_fn.contracts.errors import JoinError, RecordError, SpecError
 from areno_fn.contracts.optim import Optimizer
+from areno_fn.contracts.record import donate as donated
 from areno_fn.contracts.record import replace
 from areno_fn.contracts.state import TrainState
+from areno_fn.steps.capture import captured
+from areno_fn.steps.donation import require_alone
 from areno_fn.steps.joins import Ends, Stage, ends, fits, join, show, stage_name
 from areno_fn.steps.reduce import add_sums, finish, reduce_sums
 from areno_fn.steps.scaling import divided, fitting
@@ -117,6 +120,10 @@ def accumulate(
     parameters), and the sum is divided once, after all micro-batches and ranks. With a summed weight of 0
     the gradient is exactly 0.
 
+    A single micro-batch of a single rank needs no sum: the division is part of what is differentiated, and the
+    gradient stays in the dtype of the parameters, without a copy. In float16, which has no room for small cotangents, it
+    is divided afterwards all the same.
+
     Args:
         objective: `(params, batch) -> Sums`, annotated so.
         reduce: adds gradients and sums over ranks.
@@ -132,18 +139,25 @@ def accumulate(
         RecordError: from the function, which was given no list or tuple of micro-batches, or an empty one.
     """
     _check_objective(objective)
-    derive = value_and_grad(_with_total_first(objective, view), has_aux=True)
+    evaluate = _evaluating(objective, view)
+    derive = value_and_grad(lambda *args: _with_total(evaluate(*args)), has_aux=True)
+    derive_mean = value_and_grad(lambda *args: _with_mean(evaluate(*args)), has_aux=True)
 
     def gradient_of(params: Any, batches: Sequence[Any], frozen: Any = None) -> tuple[Any, Sums]:
         _check_batches(batches)
         if not batches:
             raise RecordError("accumulate was given no micro-batch; a step needs at least one")
+        if len(batches) == 1 and reduce is alone and not _narrow(params):
+            (_, sums), gradient = derive_mean(params, batches[0], frozen)
+            return gradient, sums
         (_, sums), slope = derive(params, batches[0], frozen)
         gradient = _owned(tree.leaves(slope))
         for batch in batches[1:]:
+            del slope  # what has been added must not lie beside the next graph
             (_, part), slope = derive(params, batch, frozen)
             torch._foreach_add_(_floating(gradient), _floating(tree.leaves(slope)))
             sums = add_sums(sums, part)
+        del slope
         reduced, sums = reduce(tree.unflatten(params, gradient), sums)
         return _divided(reduced, sums.weight, owned=reduce is alone), sums
 
@@ -158,8 +172,17 @@ def train_step(
     view: View | None = None,
     reduce: Reduce = alone,
     prefix: str = "train",
+    donate: bool = False,
+    capture: bool = False,
 ) -> Callable[[TrainState, Sequence[Any]], tuple[TrainState, Metrics]]:
     """One update of one role: accumulate, move, report.
+
+    The step is a function of its arguments, which stay as they are. With `donate` the state is handed over instead: it is
+    unreadable afterwards, and what the role had in memory is what the new state has, bit for bit what it would be without,
+    so that parameters, masters and moments are there once.
+
+        step = train_step(objective, optimizer, donate=True)
+        state, metrics = step(state, batch)         # not: after, metrics = step(state, batch)
 
     Args:
         objective: `(params, batch) -> Sums`.
@@ -169,6 +192,10 @@ def train_step(
         view: from `TrainState.params` to what the objective takes; the role's own parameters when omitted.
         reduce: adds gradients and sums over ranks.
         prefix: family of the metric names.
+        donate: the step may write to the role's parameters and moments; nothing else may hold them, as a view, another
+            role or a snapshot.
+        capture: on a GPU, the second step of every shape of micro-batches is captured as a CUDA graph, which is replayed from
+            then on (`areno_fn.steps.capture`). It needs `donate`.
 
     Returns:
         `(state, micro-batches) -> (state, metrics)`. `Counters.optimizer_step` advances by 1. The metrics
@@ -176,18 +203,36 @@ def train_step(
 
     Raises:
         JoinError: the objective does not return `Sums`.
-        RecordError: from the step, where the state has no such role, or no moments of it.
+        SpecError: `capture` without `donate`.
+        RecordError: from the step, where the state has no such role, or no moments of it, or where something else in it
+            shares the memory of what is donated.
+        DonatedError: from reading a state that was donated.
     """
+    if capture and not donate:
+        raise SpecError("train_step: a captured step writes to its state, so write capture=True, donate=True")
 
     def seen(params: Any, frozen: Mapping[str, Any]) -> Any:
         return params if view is None else view({**frozen, role: params})
 
     gradient_of = accumulate(objective, reduce=reduce, view=seen)
+    apply = optimizer.apply_in_place if donate and optimizer.apply_in_place else optimizer.apply
+
+    def move(moved: tuple[Any, Any], frozen: Mapping[str, Any], batches: Sequence[Any]) -> tuple[tuple[Any, Any], Any]:
+        params, optim = moved
+        gradient, sums = gradient_of(params, batches, {**frozen, role: params})
+        params, optim, stats = apply(gradient, optim, params)
+        return (params, optim), (sums, stats)
+
+    moving = captured(move) if capture else move
 
     def step(state: TrainState, batches: Sequence[Any]) -> tuple[TrainState, Metrics]:
         _check_role(state, role)
-        gradient, sums = gradient_of(state.params[role], batches, state.params)
-        params, optim, stats = optimizer.apply(gradient, state.optim[role], state.params[role])
+        _check_batches(batches)
+        if donate:
+            require_alone(state, role)
+            state = donated(state)
+        frozen = {name: own for name, own in state.params.items() if name != role}
+        (params, optim), (sums, stats) = moving((state.params[role], state.optim[role]), frozen, batches)
         moved = replace(
             state,
             params={**state.params, role: params},
@@ -226,19 +271,35 @@ def _check_objective(objective: Objective) -> None:
         )
 
 
-def _with_total_first(
-    objective: Objective, view: Callable[[Any, Any], Any]
-) -> Callable[[Any, Any, Any], tuple[torch.Tensor, Sums]]:
-    def run(params: Any, batch: Any, frozen: Any) -> tuple[torch.Tensor, Sums]:
+def _evaluating(objective: Objective, view: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], Sums]:
+    def run(params: Any, batch: Any, frozen: Any) -> Sums:
         sums = objective(view(params, frozen), batch)
         if not isinstance(sums, Sums):
             raise JoinError(
                 f"{stage_name(objective)} is declared to return Sums, but returned {show(type(sums))}; "
                 f"end the loss with total, weight = aggregate(...) and return Sums(total=total, weight=weight, ...)"
             )
-        return sums.total, sums
+        return sums
 
     return run
+
+
+def _with_total(sums: Sums) -> tuple[torch.Tensor, Sums]:
+    return sums.total, sums
+
+
+def _with_mean(sums: Sums) -> tuple[torch.Tensor, Sums]:
+    return sums.total / _divisor(sums.weight.detach()), sums
+
+
+def _divisor(weight: torch.Tensor) -> torch.Tensor:
+    """The weight, or infinity for 0, which makes the gradient of nothing exactly 0 without another pass over it."""
+    return torch.where(weight == 0, torch.inf, weight)
+
+
+def _narrow(params: Any) -> bool:
+    """Whether a leaf is in float16, in which a cotangent over the number of tokens may vanish."""
+    return any(leaf.dtype == torch.float16 for leaf in _floating(tree.leaves(params)))
 
 
 def _owned(leaves: Sequence[Any]) -> list[Any]:
@@ -258,8 +319,7 @@ def _floating(leaves: Sequence[Any]) -> list[torch.Tensor]:
 def _divided(gradient: Any, weight: torch.Tensor, owned: bool) -> Any:
     """The gradient over the weight, in the memory of what is divided where nobody else knows that."""
     leaves = tree.leaves(gradient)
-    # dividing by infinity makes the gradient of nothing exactly 0 without another pass over it
-    divisor = torch.where(weight == 0, torch.inf, weight)
+    divisor = _divisor(weight)
     if owned:
         torch._foreach_div_(_floating(leaves), fitting(divisor, _floating(leaves)))
         return gradient

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from areno_fn.contracts.errors import KernelError
-from areno_fn.kernels.adamw import Factors, Updated, adamw_update
+from areno_fn.kernels.adamw import Factors, Updated, adamw_update, adamw_update_in_place
 from areno_fn.kernels.backend import BACKENDS
 
 MODES = ["reference", "triton"]
@@ -72,13 +72,65 @@ def test_updates_are_those_of_torch_in_float64(
             assert stored_leaf.dtype == stored and got.shape == stored_leaf.shape == want.shape
 
 
+@given(shapes=SHAPES, kind=st.sampled_from(["masters", "stored", "float32"]))
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_in_place_gives_the_same_bits_where_the_old_ones_were(
+    device: str, shapes: list[tuple[int, ...]], kind: str
+) -> None:
+    own = torch.bfloat16 if kind == "stored" else torch.float32
+    stored = torch.float32 if kind == "float32" else torch.bfloat16
+    master, mu, nu = ([numbers(s, 100 * n + i, False, own) for i, s in enumerate(shapes)] for n in range(3))
+    state = [master, mu, [x.abs() for x in nu]]
+    gradients = [numbers(s, 7 + i, False, torch.bfloat16) for i, s in enumerate(shapes)]
+    decay = [0.1] * len(shapes)
+    want = updated(gradients, state, decay, 3, stored)
+    number = torch.tensor
+    factors = Factors(number(CLIP), number(RATE), number(1 - BETAS[0] ** 3), number(1 - BETAS[1] ** 3))
+    kept = master if stored == own else [torch.empty_like(x, dtype=stored) for x in master]
+    versions = [x._version for leaves in (*state, kept) for x in leaves]
+    adamw_update_in_place(gradients, *state, kept, decay, factors, BETAS, EPS)
+    for got, expected in zip((*state, kept), want, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+    after = [x._version for leaves in (*state, kept) for x in leaves]
+    assert all(a > b for a, b in zip(after, versions, strict=True))
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_stored_states_are_those_of_torch_rounded_once_a_step(device: str, steps: int) -> None:
+    """Against float64 from the same bfloat16 states: every number is within half a place of it, two where bits are cut."""
+    begin = [numbers((64, 33), 0, False, torch.bfloat16)]
+    state = [begin, [torch.zeros_like(begin[0])], [torch.zeros_like(begin[0])]]
+    for step in range(1, steps + 1):
+        gradient = numbers((64, 33), step, False, torch.bfloat16)
+        p, m, n = (leaves[0].double() for leaves in state)
+        g = gradient.double() * CLIP
+        m, n = m * BETAS[0] + g * (1 - BETAS[0]), n * BETAS[1] + g * g * (1 - BETAS[1])
+        root = (n / (1 - BETAS[1] ** step)).sqrt() + EPS
+        p = p - RATE * (m / (1 - BETAS[0] ** step) / root + 0.1 * p)
+        new = updated([gradient], state, [0.1], step, torch.bfloat16)
+        for got, want in zip(new[:3], (p, m, n), strict=True):
+            assert got[0].dtype == torch.bfloat16
+            torch.testing.assert_close(got[0].double(), want, rtol=2**-7, atol=1e-12)
+        assert new.stored[0] is new.master[0]
+        state = [new.master, new.mu, new.nu]
+
+
+def test_what_is_not_contiguous_is_not_updated_in_place() -> None:
+    x, number = torch.ones(4, 4), torch.tensor
+    factors = Factors(number(1.0), number(0.1), number(0.1), number(0.1))
+    with pytest.raises(
+        KernelError, match=r"adamw: what is updated in place must be contiguous, received float32 \[4, 4\]"
+    ):
+        adamw_update_in_place([x], [x.clone().t()], [x], [x.clone()], [x.clone()], [0.0], factors, BETAS, EPS)
+
+
 def test_leaves_that_do_not_fit_are_refused() -> None:
     one, other = [torch.ones(3)], [torch.ones(4)]
     with pytest.raises(
         KernelError, match=r"adamw: gradients must share a floating dtype, and .* received float32 \[3\]"
     ):
         updated(one, [other, one, one], [0.0], 1, torch.float32)
-    with pytest.raises(KernelError, match="float32 like them, received float32"):
+    with pytest.raises(KernelError, match="or be all in the dtype of the parameters, received float32"):
         updated(one, [[torch.ones(3, dtype=torch.float64)], one, one], [0.0], 1, torch.float32)
 
 

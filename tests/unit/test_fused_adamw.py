@@ -16,6 +16,7 @@ SPECS = {
     "plain": AdamWSpec(lr=1e-2),
     "decay": AdamWSpec(lr=1e-2, weight_decay=0.3, max_grad_norm=0.5, betas=(0.8, 0.9)),
     "all decay, no clip": AdamWSpec(lr=3e-2, weight_decay=0.1, decay="all", max_grad_norm=0),
+    "stored": AdamWSpec(lr=1e-2, weight_decay=0.3, states="stored"),
     "schedule": AdamWSpec(lr=1e-2, schedule=Schedule(kind="cosine", warmup_steps=2)),
 }
 
@@ -55,7 +56,34 @@ def test_one_pass_is_the_composition(name: str, monkeypatch: pytest.MonkeyPatch)
         assert a.dtype == b.dtype, path
         bound = 1e-2 if a.dtype == torch.bfloat16 else 2e-6
         torch.testing.assert_close(a, b, rtol=bound, atol=bound / 10, msg=lambda m, path=path: f"{path}: {m}")
-    assert torch.equal(got[0]["matrix"], got[1].master["matrix"].bfloat16())
+    if SPECS[name].states == "float32":
+        assert torch.equal(got[0]["matrix"], got[1].master["matrix"].bfloat16())
+    else:
+        assert got[1].master == {} and got[1].inner[1].mu["matrix"].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("one_pass", [False, True])
+@pytest.mark.parametrize("name", SPECS)
+def test_in_place_is_the_same_in_the_memory_of_the_old_state(
+    name: str, one_pass: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused, "takes", lambda leaves, gradients: one_pass)
+    optimizer = adamw(SPECS[name], 6)
+    want = run(optimizer, 5)
+    assert optimizer.apply_in_place is not None
+    params = parameters()
+    state = optimizer.init(params)
+    places = addresses(params, state)
+    for step in range(5):
+        gradient = {name: (x.float() * (step + 1)).sin() for name, x in parameters().items()}
+        params, state, stats = optimizer.apply_in_place(gradient, state, params)
+        assert tree.equal(stats, want[2][step])
+    assert tree.equal((params, state), want[:2])
+    assert addresses(params, state) == places
+
+
+def addresses(params: Any, state: Any) -> list[int]:
+    return [x.data_ptr() for x in tree.leaves((params, state.master, state.inner[1].mu, state.inner[1].nu))]
 
 
 def test_the_cpu_and_double_precision_are_composed() -> None:

@@ -24,6 +24,7 @@ from areno_fn.engine.plan import Plan
 from areno_fn.engine.recorder import Recorder
 from areno_fn.engine.start import initial_state
 from areno_fn.steps.recipes import Algorithm
+from areno_fn.testing.purity import copied
 from areno_fn.world.display import PlainDisplay
 from areno_fn.world.samples import SampleLog
 
@@ -43,7 +44,7 @@ class Notes:
 
     def store(self, state: TrainState) -> None:
         self.events.append(f"save {state.cursor.total}")
-        self.saved.append(replace(state))  # the run hands its own record over
+        self.saved.append(copied(state))  # the run hands its own over, and its steps write to it
 
 
 def planned(**tables: Any) -> Plan:

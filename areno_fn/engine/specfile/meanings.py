@@ -178,6 +178,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "betas": "decay of the two moments",
         "eps": "added to the root of the second moment",
         "weight_decay": "times the learning rate, taken off every weight that decays",
+        "states": "moments and masters in float32; stored: moments in the dtype of the parameters, no masters",
         **_OPTIMIZER,
     },
     "AdamW8bitSpec": {

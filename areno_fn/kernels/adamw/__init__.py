@@ -1,4 +1,4 @@
-"""`adamw_update`: one update of all leaves by AdamW with float32 masters, every number read and written once."""
+"""`adamw_update`: one update of all leaves by AdamW, every number read and written once; in new memory or in place."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from areno_fn.kernels.adamw import reference
 from areno_fn.kernels.backend import backend, require
 
-__all__ = ["Factors", "Updated", "adamw_update"]
+__all__ = ["Factors", "Updated", "adamw_update", "adamw_update_in_place"]
 
 Leaves = Sequence[torch.Tensor]
 
@@ -34,9 +34,8 @@ class Updated(NamedTuple):
     """New tensors in the order of the leaves.
 
     Attributes:
-        master: float32.
-        mu, nu: the moments, float32.
-        stored: the masters in the dtype of the parameters; the master itself where that is float32.
+        master, mu, nu: in the dtypes of those before.
+        stored: the masters in the dtype of the parameters; the master itself where it has that.
     """
 
     master: list[torch.Tensor]
@@ -56,7 +55,7 @@ def adamw_update(
     betas: tuple[float, float],
     eps: float,
 ) -> Updated:
-    r"""The AdamW update of every leaf, in float32; arguments stay as they are.
+    r"""The AdamW update of every leaf, computed in float32; arguments stay as they are.
 
         g <- gradient factor * g
         m <- b1 m + (1 - b1) g,    n <- b2 n + (1 - b2) g^2
@@ -64,8 +63,8 @@ def adamw_update(
 
     Args:
         gradients: floating leaves of one dtype and any shapes.
-        master: float32, like the gradients in shape.
-        mu, nu: like `master`.
+        master: float32, like the gradients in shape; or, without masters, the parameters in the dtype `stored`.
+        mu, nu: like `master`, in shape and dtype.
         stored: dtype of the parameters that are made of the masters.
         decay: of each leaf.
         factors: the numbers of this update.
@@ -77,16 +76,7 @@ def adamw_update(
 
     Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019, algorithm 2; Kingma and Ba, "Adam", 2015.
     """
-    for g, *states in zip(gradients, master, mu, nu, strict=True):
-        fits = g.is_floating_point() and g.dtype == gradients[0].dtype
-        fits = fits and all(x.shape == g.shape and x.dtype == torch.float32 for x in states)
-        require(
-            fits,
-            "adamw",
-            "gradients must share a floating dtype, and master, mu and nu be float32 like them",
-            g,
-            *states,
-        )
+    _require_fits(gradients, master, mu, nu, [stored] * len(master))
     if not gradients:
         return Updated([], [], [], [])
     args = (gradients, master, mu, nu, stored, decay, factors, betas, eps)
@@ -95,3 +85,57 @@ def adamw_update(
     from areno_fn.kernels.adamw import triton
 
     return Updated(*triton.update(*args))
+
+
+def adamw_update_in_place(
+    gradients: Leaves,
+    master: Leaves,
+    mu: Leaves,
+    nu: Leaves,
+    stored: Leaves,
+    decay: Sequence[float],
+    factors: Factors,
+    betas: tuple[float, float],
+    eps: float,
+) -> None:
+    """`adamw_update`, whose results are written to `master`, `mu`, `nu` and `stored`, bit for bit the same.
+
+    Args:
+        gradients: as for `adamw_update`; they are not written to.
+        master, mu, nu: as for `adamw_update`, each contiguous in memory of its own.
+        stored: the parameters, of one dtype; the tensors of `master` themselves where they are their own masters.
+        decay, factors, betas, eps: as for `adamw_update`.
+
+    Raises:
+        KernelError: as `adamw_update`; or a leaf that is written to is not contiguous.
+    """
+    _require_fits(gradients, master, mu, nu, [x.dtype for x in stored])
+    for leaves in (master, mu, nu, stored):
+        for x in leaves:
+            require(x.is_contiguous(), "adamw", "what is updated in place must be contiguous", x)
+    if not gradients:
+        return
+    args = (gradients, master, mu, nu, stored, decay, factors, betas, eps)
+    if backend("adamw", *gradients, *master, *mu, *nu, *stored) == "reference":
+        reference.update_in_place(*args)
+        return
+    from areno_fn.kernels.adamw import triton
+
+    triton.update_in_place(*args)
+
+
+def _require_fits(gradients: Leaves, master: Leaves, mu: Leaves, nu: Leaves, stored: Sequence[torch.dtype]) -> None:
+    for g, p, m, n, own in zip(gradients, master, mu, nu, stored, strict=True):
+        fits = g.is_floating_point() and g.dtype == gradients[0].dtype and own == stored[0]
+        fits = fits and p.dtype == master[0].dtype and p.dtype in (torch.float32, own)
+        fits = fits and all(x.shape == g.shape and x.dtype == p.dtype for x in (p, m, n))
+        require(
+            fits,
+            "adamw",
+            "gradients must share a floating dtype, and master, mu and nu be float32 like them, or be all in the dtype of the "
+            "parameters",
+            g,
+            p,
+            m,
+            n,
+        )

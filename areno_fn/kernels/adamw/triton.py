@@ -33,23 +33,53 @@ def update(
 ) -> tuple[list[torch.Tensor], ...]:
     """New masters, both moments, and the masters in the dtype of the parameters; contiguous."""
     given = [[x.contiguous() for x in leaves] for leaves in (gradients, master, mu, nu)]
-    device = given[0][0].device
-    new = [_like(master, torch.float32) for _ in range(3)]
-    narrow = stored != torch.float32
-    kept = _like(master, stored) if narrow else new[0]
-    columns = [*given, *new, kept]
+    own = master[0].dtype
+    new = [_like(master, own) for _ in range(3)]
+    kept = new[0] if stored == own else _like(master, stored)
+    _launch([*given, *new, kept], decay, factors, betas, eps)
+    return *new, kept
+
+
+def update_in_place(
+    gradients: Sequence[torch.Tensor],
+    master: Sequence[torch.Tensor],
+    mu: Sequence[torch.Tensor],
+    nu: Sequence[torch.Tensor],
+    stored: Sequence[torch.Tensor],
+    decay: Sequence[float],
+    factors: Any,
+    betas: tuple[float, float],
+    eps: float,
+) -> None:
+    """The same, written over what it is made of; all but the gradients contiguous."""
+    states = [master, mu, nu]
+    _launch([[x.contiguous() for x in gradients], *states, *states, stored], decay, factors, betas, eps)
+    # what is derived from a tensor, and autograd, tell by its version that it was written to
+    torch.autograd.graph.increment_version([*master, *mu, *nu, *stored])
+
+
+def _launch(
+    columns: Sequence[Sequence[torch.Tensor]],
+    decay: Sequence[float],
+    factors: Any,
+    betas: tuple[float, float],
+    eps: float,
+) -> None:
+    """Gradients, masters and moments, the places of the new ones, and that of the parameters."""
+    gradients, master, kept = columns[0], columns[1], columns[7]
+    device = gradients[0].device
     addresses = torch.tensor([[x.data_ptr() for x in leaves] for leaves in columns], dtype=torch.int64)
     aligned = not bool((addresses % ALIGNED).any())
     leaf, first, sizes = _pieces(tuple(x.numel() for x in master), device)
     numbers = torch.stack([x.reshape(()).to(torch.float32) for x in factors])
     if len(leaf):
-        with on_device_of(given[0][0]):
+        with on_device_of(gradients[0]):
             _update_kernel[(len(leaf),)](
                 _on(addresses, device), leaf, first, sizes, _decays(tuple(decay), device), numbers, len(sizes),
-                B1=betas[0], B2=betas[1], EPS=eps, GRADIENT=_type(gradients[0].dtype), STORED=_type(stored),
-                NARROW=narrow, ALIGNED=aligned, BLOCK=BLOCK, STEPS=STEPS, num_warps=8,
+                B1=betas[0], B2=betas[1], EPS=eps, GRADIENT=_type(gradients[0].dtype), OWN=_type(master[0].dtype),
+                STORED=_type(kept[0].dtype), NARROW=kept[0].dtype != master[0].dtype, ALIGNED=aligned, BLOCK=BLOCK,
+                STEPS=STEPS, num_warps=8,
             )  # fmt: skip
-    return *new, kept
 
 
 def _like(leaves: Sequence[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
@@ -84,8 +114,18 @@ def _decays(decay: tuple[float, ...], device: torch.device) -> torch.Tensor:
 
 
 def _on(table: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy on the device that the host does not wait for."""
-    return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
+    """A copy on the device that the host does not wait for.
+
+    A graph would copy from the host again whenever it is replayed, from memory that is no longer this table's; while one
+    is captured, the numbers are therefore given to launches, of which they become a part.
+    """
+    if device.type != "cuda":
+        return table
+    if not torch.cuda.is_current_stream_capturing():
+        return table.pin_memory().to(device, non_blocking=True)
+    places = torch.zeros(table.shape, dtype=table.dtype, device=device)
+    torch._foreach_add_(list(places.flatten().unbind()), table.flatten().tolist())
+    return places
 
 
 def _type(dtype: torch.dtype) -> tl.dtype:
@@ -100,7 +140,7 @@ def _type(dtype: torch.dtype) -> tl.dtype:
 @triton.jit
 def _update_kernel(
     table_ptr, leaf_ptr, first_ptr, size_ptr, decay_ptr, numbers_ptr, leaves,
-    B1: tl.constexpr, B2: tl.constexpr, EPS: tl.constexpr, GRADIENT: tl.constexpr, STORED: tl.constexpr,
+    B1: tl.constexpr, B2: tl.constexpr, EPS: tl.constexpr, GRADIENT: tl.constexpr, OWN: tl.constexpr, STORED: tl.constexpr,
     NARROW: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     piece = tl.program_id(0)
@@ -111,19 +151,19 @@ def _update_kernel(
     if first + BLOCK * STEPS <= size:
         _update_piece(
             table_ptr + leaf, decay_ptr + leaf, numbers_ptr, leaves, first, size,
-            B1, B2, EPS, GRADIENT, STORED, NARROW, ALIGNED, False, BLOCK, STEPS,
+            B1, B2, EPS, GRADIENT, OWN, STORED, NARROW, ALIGNED, False, BLOCK, STEPS,
         )  # fmt: skip
     else:
         _update_piece(
             table_ptr + leaf, decay_ptr + leaf, numbers_ptr, leaves, first, size,
-            B1, B2, EPS, GRADIENT, STORED, NARROW, ALIGNED, True, BLOCK, STEPS,
+            B1, B2, EPS, GRADIENT, OWN, STORED, NARROW, ALIGNED, True, BLOCK, STEPS,
         )  # fmt: skip
 
 
 @triton.jit
 def _update_piece(
     table_ptr, decay_ptr, numbers_ptr, leaves, first, size,
-    B1: tl.constexpr, B2: tl.constexpr, EPS: tl.constexpr, GRADIENT: tl.constexpr, STORED: tl.constexpr,
+    B1: tl.constexpr, B2: tl.constexpr, EPS: tl.constexpr, GRADIENT: tl.constexpr, OWN: tl.constexpr, STORED: tl.constexpr,
     NARROW: tl.constexpr, ALIGNED: tl.constexpr, MASKED: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     factor = tl.load(numbers_ptr)
@@ -132,26 +172,26 @@ def _update_piece(
     bias_2 = tl.load(numbers_ptr + 3)
     decay = tl.load(decay_ptr)
     g_ptr = tl.load(table_ptr).to(tl.pointer_type(GRADIENT))
-    p_ptr = tl.load(table_ptr + leaves).to(tl.pointer_type(tl.float32))
-    m_ptr = tl.load(table_ptr + 2 * leaves).to(tl.pointer_type(tl.float32))
-    n_ptr = tl.load(table_ptr + 3 * leaves).to(tl.pointer_type(tl.float32))
-    new_p_ptr = tl.load(table_ptr + 4 * leaves).to(tl.pointer_type(tl.float32))
-    new_m_ptr = tl.load(table_ptr + 5 * leaves).to(tl.pointer_type(tl.float32))
-    new_n_ptr = tl.load(table_ptr + 6 * leaves).to(tl.pointer_type(tl.float32))
+    p_ptr = tl.load(table_ptr + leaves).to(tl.pointer_type(OWN))
+    m_ptr = tl.load(table_ptr + 2 * leaves).to(tl.pointer_type(OWN))
+    n_ptr = tl.load(table_ptr + 3 * leaves).to(tl.pointer_type(OWN))
+    new_p_ptr = tl.load(table_ptr + 4 * leaves).to(tl.pointer_type(OWN))
+    new_m_ptr = tl.load(table_ptr + 5 * leaves).to(tl.pointer_type(OWN))
+    new_n_ptr = tl.load(table_ptr + 6 * leaves).to(tl.pointer_type(OWN))
     stored_ptr = tl.load(table_ptr + 7 * leaves).to(tl.pointer_type(STORED))
     for step in range(STEPS):
         offset = first + step * BLOCK + tl.arange(0, BLOCK)
         g = _read(g_ptr, offset, size, ALIGNED, MASKED, BLOCK).to(tl.float32) * factor
-        p = _read(p_ptr, offset, size, ALIGNED, MASKED, BLOCK)
-        m = _read(m_ptr, offset, size, ALIGNED, MASKED, BLOCK)
-        n = _read(n_ptr, offset, size, ALIGNED, MASKED, BLOCK)
+        p = _read(p_ptr, offset, size, ALIGNED, MASKED, BLOCK).to(tl.float32)
+        m = _read(m_ptr, offset, size, ALIGNED, MASKED, BLOCK).to(tl.float32)
+        n = _read(n_ptr, offset, size, ALIGNED, MASKED, BLOCK).to(tl.float32)
         m += (g - m) * (1 - B1)
         n = n * B2 + g * g * (1 - B2)
         direction = m / bias_1 / (tl.sqrt(n / bias_2) + EPS)
         p -= rate * (direction + decay * p)
-        _write(new_p_ptr, offset, size, p, ALIGNED, MASKED, BLOCK)
-        _write(new_m_ptr, offset, size, m, ALIGNED, MASKED, BLOCK)
-        _write(new_n_ptr, offset, size, n, ALIGNED, MASKED, BLOCK)
+        _write(new_p_ptr, offset, size, p.to(OWN), ALIGNED, MASKED, BLOCK)
+        _write(new_m_ptr, offset, size, m.to(OWN), ALIGNED, MASKED, BLOCK)
+        _write(new_n_ptr, offset, size, n.to(OWN), ALIGNED, MASKED, BLOCK)
         if NARROW:
             _write(stored_ptr, offset, size, p.to(STORED), ALIGNED, MASKED, BLOCK)
 

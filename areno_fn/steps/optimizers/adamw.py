@@ -20,19 +20,21 @@ def adamw(spec: AdamWSpec, total_steps: int, placements: Placements | None = Non
         p <- p - lr(step) u
 
     Equal to `torch.nn.utils.clip_grad_norm_` followed by `torch.optim.AdamW` with two parameter groups.
-    It reports grad_norm and lr. On a GPU, without groups, all of it is one pass over the leaves.
+    It reports grad_norm and lr. On a GPU, without groups, all of it is one pass over the leaves, in their own memory
+    where the state is donated.
 
     Args:
         spec: `max_grad_norm = 0` does not clip.
         total_steps: optimizer steps of the phase, where the schedule does not say how long it decays.
         placements: by path, how ranks share a leaf, for `decay = "hidden"`.
     """
+    masters = spec.states == "float32"
 
     def direction() -> Transform:
-        return scale_by_adam(*spec.betas, eps=spec.eps)
+        return scale_by_adam(*spec.betas, eps=spec.eps, stored=not masters)
 
     parts = settings("adamw", spec, spec.schedule, total_steps, direction, placements=placements)
-    composed = assembled(spec.max_grad_norm, parts, labels_of(spec, placements))
+    composed = assembled(spec.max_grad_norm, parts, labels_of(spec, placements), masters=masters)
     if spec.groups:
         return composed
     schedule = learning_rate(spec.schedule, spec.lr, total_steps)

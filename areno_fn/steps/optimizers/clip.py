@@ -28,7 +28,11 @@ class ClipByGlobalNormState:
 
 def global_norm(gradient: Any) -> torch.Tensor:
     """The Euclidean norm of all leaves together, in float32 (float64 for float64 leaves), []."""
-    norms = torch._foreach_norm([wide(leaf) for leaf in tree.leaves(gradient)])
+    leaves = tree.leaves(gradient)
+    if any(leaf.dtype == torch.float64 for leaf in leaves):
+        norms = torch._foreach_norm([wide(leaf) for leaf in leaves])
+    else:
+        norms = torch._foreach_norm(leaves, 2, torch.float32)  # which makes no copy of them in float32
     total: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return total
 

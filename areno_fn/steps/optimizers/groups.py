@@ -61,13 +61,22 @@ def settings(
     return transforms | {group.name: made(group.lr, group.weight_decay, everything) for group in spec.groups}
 
 
-def assembled(max_grad_norm: float, parts: Mapping[str, tuple[Transform, ...]], label: Label) -> Optimizer:
-    """One clip of the whole gradient, then the parts of every label for its parameters, around float32 masters."""
+def assembled(
+    max_grad_norm: float, parts: Mapping[str, tuple[Transform, ...]], label: Label, *, masters: bool = True
+) -> Optimizer:
+    """One clip of the whole gradient, then the parts of every label for its parameters, around float32 masters.
+
+    Args:
+        max_grad_norm: 0 does not clip.
+        parts: by label.
+        label: of every parameter.
+        masters: whether they are kept from one update to the next.
+    """
     if len(parts) == 1:
         (only,) = parts.values()
-        return with_master(chain(clipping(max_grad_norm), *only))
+        return with_master(chain(clipping(max_grad_norm), *only), kept=masters)
     transforms = {name: chain(*own) for name, own in parts.items()}
-    return with_master(chain(clipping(max_grad_norm), partition(transforms, label)))
+    return with_master(chain(clipping(max_grad_norm), partition(transforms, label)), kept=masters)
 
 
 def labels_of(spec: OptimizerSpec, placements: Placements | None = None) -> Label:

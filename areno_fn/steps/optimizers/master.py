@@ -29,12 +29,17 @@ class MasterState:
     inner: Any
 
 
-def with_master(transform: Transform) -> Optimizer:
+def with_master(transform: Transform, *, kept: bool = True) -> Optimizer:
     """The optimizer that adds a transform's updates to float32 masters and casts parameters from them.
 
     In bfloat16 an update below 2^-8 of a weight rounds away. The masters are therefore the truth, and the
     parameters of lower precision are derived from them anew after every update. Gradients are taken to
     float32 first, and the transform sees the masters as its parameters.
+
+    Args:
+        transform: what it does with gradients.
+        kept: without it masters are made of the parameters for every update and not kept, so that what an update adds
+            is rounded to the dtype of the parameters.
 
     Applying it raises `RecordError` where gradients or updates have not the structure and the shapes of the parameters.
     """
@@ -50,11 +55,11 @@ def with_master(transform: Transform) -> Optimizer:
                 )
         if not named:
             raise RecordError("an optimizer was given no parameters; a trainable role needs at least one tensor")
-        master = {path: leaf.float() for path, leaf in named if _is_low(leaf)}
+        master = {path: leaf.float() for path, leaf in named if _is_low(leaf) and kept}
         return MasterState(master=master, inner=transform.init(_masters(params, master)))
 
     def apply(gradients: Any, state: MasterState, params: Any) -> tuple[Any, MasterState, dict[str, torch.Tensor]]:
-        masters = _masters(params, state.master)
+        masters = _masters(params, state.master) if kept else tree.map(wide, params)
         slopes = [wide(leaf) for leaf in like_parameters(gradients, params, "the gradient")]
         updates, inner = both(transform.update(tree.unflatten(params, slopes), state.inner, masters))
         old = tree.leaves(masters)

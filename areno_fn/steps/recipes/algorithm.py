@@ -64,6 +64,7 @@ class Materials:
         drawn_with: what rollouts use instead of `view`, with the same log-probabilities up to roundings; None for `view`.
         ema: the average that is kept of the actor; None for none.
         shelves: where the snapshots lie, by name.
+        donate: whether a step may write to the parameters and moments of its state, which is unreadable afterwards.
         begin_critic: from the parameters of all roles to those that the critic begins a phase with; None where it goes
             on with what it has.
     """
@@ -80,6 +81,7 @@ class Materials:
     begin_critic: Callable[[Mapping[str, Any]], Any] | None = None
     drawn_with: View | None = None
     ema: EMA | None = None
+    donate: bool = False
     shelves: Mapping[str, Shelf] = SHELVES
 
 
@@ -136,7 +138,9 @@ def _ready(state: TrainState, role: str, optimizer: Optimizer) -> Any:
 
 def moving(objective: Objective, materials: Materials) -> Update:
     """One update of the actor, and behind it of its average."""
-    update = train_step(objective, materials.optimizers[ACTOR], role=ACTOR, view=materials.view)
+    update = train_step(
+        objective, materials.optimizers[ACTOR], role=ACTOR, view=materials.view, donate=materials.donate
+    )
     return update if materials.ema is None else followed(update, materials.ema, ACTOR, materials.shelves[AVERAGE])
 
 

@@ -23,6 +23,7 @@ from areno_fn.steps.recipes.algorithm import ACTOR, NO_LOSSES, Algorithm, Materi
 from areno_fn.steps.recipes.flow_drawing import process_of, schedule_of
 from areno_fn.steps.recipes.sampled import iterated, updates_of
 from areno_fn.steps.token.report import describe_rewards, mean_metrics
+from areno_fn.steps.variants import snapshot
 
 
 def flow_nft(spec: FlowNFT, materials: Materials, losses: Mapping[str, Stage] = NO_LOSSES) -> Algorithm:
@@ -65,11 +66,15 @@ def _noising(spec: FlowNoised, materials: Materials, loss: Stage) -> Algorithm:
     def step(state: TrainState, batch: JudgedTrajectory) -> tuple[TrainState, Metrics]:
         drawn = batch.rollout
         advantages = group_advantages(batch.rewards, drawn.groups, baseline=spec.baseline, scale=spec.scale)
-        frozen = {"old": materials.view(state.params)}
+        updates = updates_of(spec, state, drawn.ids.shape[0])
+        own = state.params[ACTOR]
+        if materials.donate and len(updates) > 1:  # the first of them would move what drew
+            own = snapshot(own)
+        frozen = {"old": materials.view({**state.params, ACTOR: own})}
         if spec.kl_coef:
             frozen["reference"] = start_of(state, materials)
         reported = []
-        for rows in updates_of(spec, state, drawn.ids.shape[0]):
+        for rows in updates:
             rows = rows.to(drawn.ids.device)
             micro = noised(
                 drawn.final[rows],

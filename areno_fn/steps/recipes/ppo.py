@@ -58,6 +58,7 @@ def ppo(spec: PPO, materials: Materials, losses: Mapping[str, Stage] = NO_LOSSES
         role=CRITIC,
         view=materials.critic_view,
         prefix=CRITIC,
+        donate=materials.donate,
     )
     critic_alone = in_turns(Turn(move_critic, spec.critic.updates))
     both = in_turns(Turn(move_critic, spec.critic.updates), Turn(move_actor))

@@ -1,0 +1,144 @@
+"""Steps that are given their state for good: the same bits, in the same memory, and nobody left to see the old ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from areno_fn import tree
+from areno_fn.contracts.actions import Sums
+from areno_fn.contracts.errors import DonatedError, RecordError, SpecError
+from areno_fn.contracts.key import Key
+from areno_fn.contracts.optim import Optimizer
+from areno_fn.contracts.record import replace
+from areno_fn.contracts.spec import AdamWSpec, Group, MuonSpec, SGDSpec
+from areno_fn.contracts.state import Counters, Cursor, TrainState
+from areno_fn.steps.compose import train_step
+from areno_fn.steps.optimizers import optimizer
+from areno_fn.steps.variants import snapshot
+
+OPTIMIZERS = {
+    "adamw": optimizer(AdamWSpec(lr=1e-2), 10),
+    "stored": optimizer(AdamWSpec(lr=1e-2, states="stored"), 10),
+    "groups": optimizer(AdamWSpec(lr=1e-2, groups=[Group(name="own", paths=["b"], lr=1e-1, weight_decay=0.0)]), 10),
+    "sgd": optimizer(SGDSpec(lr=1e-2, momentum=0.9), 10),
+    "muon": optimizer(MuonSpec(lr=1e-2), 10),
+}
+
+
+def squares(params: dict[str, torch.Tensor], batch: torch.Tensor) -> Sums:
+    error = (batch @ params["w"].float()).square().sum() + params["b"].float().square().sum()
+    return Sums(total=error, weight=torch.tensor(float(len(batch))), stats={}, peaks={})
+
+
+def started(moved: Optimizer) -> TrainState:
+    source = torch.Generator().manual_seed(0)
+    params = {"w": torch.randn(8, 4, generator=source).bfloat16(), "b": torch.randn(4, generator=source)}
+    return TrainState(
+        params={"actor": params, "frozen": {"w": torch.ones(2)}},
+        optim={"actor": moved.init(params)},
+        snapshots={"reference": snapshot(params)},
+        counters=Counters(),
+        key=Key.of(0),
+        cursor=Cursor(),
+    )
+
+
+def batches(number: int) -> list[torch.Tensor]:
+    return [torch.randn(3, 8, generator=torch.Generator().manual_seed(9 + i)) for i in range(number)]
+
+
+@pytest.mark.parametrize("micro", [1, 3])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_donated_step_is_the_pure_step(name: str, micro: int) -> None:
+    moved = OPTIMIZERS[name]
+    pure, giving = train_step(squares, moved), train_step(squares, moved, donate=True)
+    want, got = started(moved), started(moved)
+    for _ in range(3):
+        want, told = pure(want, batches(micro))
+        got, also = giving(got, batches(micro))
+        assert told == also and tree.equal(want, got)
+
+
+def test_adamw_moves_where_it_stands() -> None:
+    """Parameters, masters and moments are there once: the new ones lie where the old ones lay."""
+    moved = OPTIMIZERS["adamw"]
+    state = started(moved)
+    before = [x.data_ptr() for x in tree.leaves((state.params, state.optim))]
+    after, _ = train_step(squares, moved, donate=True)(state, batches(1))
+    assert [x.data_ptr() for x in tree.leaves((after.params, after.optim))] == before
+    with pytest.raises(DonatedError, match="TrainState.params was read after this record was donated at .*compose.py"):
+        assert state.params
+
+
+def test_a_pure_step_leaves_its_state_readable_and_as_it_was() -> None:
+    state = started(OPTIMIZERS["adamw"])
+    kept = tree.map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, state)
+    train_step(squares, OPTIMIZERS["adamw"])(state, batches(1))
+    assert tree.equal(state, kept)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (
+            lambda s: replace(s, snapshots={"reference": s.params["actor"]}),
+            "params.actor.w and snapshots.reference.w share memory, and 'actor' is updated in place; put a copy there",
+        ),
+        (
+            lambda s: replace(s, params={**s.params, "frozen": {"w": s.params["actor"]["w"][2:]}}),
+            "params.actor.w and params.frozen.w share memory",
+        ),
+        (
+            lambda s: replace(s, optim={"actor": replace(s.optim["actor"], master={"w": s.params["actor"]["b"]})}),
+            "params.actor.b and optim.actor.master.w are one tensor, which is updated in place; clone one of them",
+        ),
+    ],
+)
+def test_shared_memory_is_not_donated(change: Any, match: str) -> None:
+    state = change(started(OPTIMIZERS["adamw"]))
+    with pytest.raises(RecordError, match=match):
+        train_step(squares, OPTIMIZERS["adamw"], donate=True)(state, batches(1))
+    assert state.counters.optimizer_step == 0  # it was not handed over
+
+
+def test_a_captured_step_is_a_donated_one() -> None:
+    moved = OPTIMIZERS["adamw"]
+    with pytest.raises(SpecError, match="write capture=True, donate=True"):
+        train_step(squares, moved, capture=True)
+    want, got = started(moved), started(moved)
+    for _ in range(3):
+        want, told = train_step(squares, moved)(want, batches(2))
+        got, also = train_step(squares, moved, donate=True, capture=True)(got, batches(2))
+        assert told == also and tree.equal(want, got)
+
+
+def test_one_micro_batch_keeps_the_dtype_of_the_parameters() -> None:
+    """A bfloat16 gradient of a single micro-batch is not copied; of several it is added up in float32."""
+    seen: list[torch.dtype] = []
+    moved = OPTIMIZERS["adamw"]
+
+    def apply(gradient: Any, state: Any, params: Any) -> Any:
+        seen.append(gradient["w"].dtype)
+        return moved.apply(gradient, state, params)
+
+    step = train_step(squares, Optimizer(init=moved.init, apply=apply))
+    step(started(moved), batches(1))
+    step(started(moved), batches(2))
+    assert seen == [torch.bfloat16, torch.float32]
+
+
+def test_a_float16_gradient_is_divided_after_it_is_made() -> None:
+    """Through 1 / 2^18 a cotangent of 2^-12 would be 2^-30, which float16 does not have."""
+
+    def tiny(params: dict[str, torch.Tensor], batch: torch.Tensor) -> Sums:
+        total = (params["w"] * batch.half()).sum().float() * 2**-12
+        return Sums(total=total, weight=torch.tensor(2.0**18), stats={}, peaks={})
+
+    moved = optimizer(SGDSpec(lr=1.0, momentum=0.0, max_grad_norm=0.0), 10)
+    params = {"w": torch.zeros(1, dtype=torch.float16)}
+    state = replace(started(moved), params={"actor": params}, optim={"actor": moved.init(params)}, snapshots={})
+    after, _ = train_step(tiny, moved)(state, [torch.ones(1)])
+    assert after.optim["actor"].master["w"].item() == -(2.0**-30)
