@@ -37,9 +37,9 @@ def state_of(algorithm: Algorithm) -> af.TrainState:
     )
 
 
-def made(spec: Any, optimizer: Any = None, loss: Any = None) -> Algorithm:
+def made(spec: Any, optimizer: Any = None, loss: Any = None, *, donate: bool = False) -> Algorithm:
     movers: Mapping[str, Any] = {"actor": optimizer or af.sgd(MOVED, 10)}
-    return build(spec, Materials(policy=POLICY, optimizers=movers), loss)
+    return build(spec, Materials(policy=POLICY, optimizers=movers, donate=donate), loss)
 
 
 def clean(count: int = 6) -> Clean:

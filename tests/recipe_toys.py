@@ -38,13 +38,19 @@ class Update:
 
 
 def begun(
-    spec: Sampled, loss: Any = None, *, rate: float = 1e-3, micro_tokens: int = 1000, build: Any = recipes.build
+    spec: Sampled,
+    loss: Any = None,
+    *,
+    rate: float = 1e-3,
+    micro_tokens: int = 1000,
+    build: Any = recipes.build,
+    donate: bool = False,
 ) -> tuple[Algorithm, TrainState]:
     """An algorithm, and a state whose actor has moved since the phase began."""
     optimizer = adamw(AdamWSpec(lr=rate, max_grad_norm=0.0), 100)
     roles = (ACTOR, CRITIC) if isinstance(spec, PPO) else (ACTOR,)
     materials = Materials(
-        policy=POLICY, optimizers=dict.fromkeys(roles, optimizer), stop=(0,), micro_tokens=micro_tokens
+        policy=POLICY, optimizers=dict.fromkeys(roles, optimizer), stop=(0,), micro_tokens=micro_tokens, donate=donate
     )
     algorithm = build(spec, materials, loss)
     params = POLICY.init()

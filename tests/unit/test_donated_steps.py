@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import flow_recipe_toys
 import pytest
+import recipe_toys
 import torch
 
 from areno_fn import tree
@@ -13,11 +15,27 @@ from areno_fn.contracts.errors import DonatedError, RecordError, SpecError
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.optim import Optimizer
 from areno_fn.contracts.record import replace
-from areno_fn.contracts.spec import AdamWSpec, Group, MuonSpec, SGDSpec
+from areno_fn.contracts.spec import (
+    EMA,
+    GRPO,
+    PPO,
+    AdamWSpec,
+    Critic,
+    Denoising,
+    FlowAWM,
+    FlowGRPO,
+    FlowNFT,
+    FlowSFT,
+    Group,
+    MuonSpec,
+    NoisyDenoising,
+    Sampling,
+    SGDSpec,
+)
 from areno_fn.contracts.state import Counters, Cursor, TrainState
 from areno_fn.steps.compose import train_step
 from areno_fn.steps.optimizers import optimizer
-from areno_fn.steps.variants import snapshot
+from areno_fn.steps.variants import averaging, followed, snapshot
 
 OPTIMIZERS = {
     "adamw": optimizer(AdamWSpec(lr=1e-2), 10),
@@ -142,3 +160,62 @@ def test_a_float16_gradient_is_divided_after_it_is_made() -> None:
     state = replace(started(moved), params={"actor": params}, optim={"actor": moved.init(params)}, snapshots={})
     after, _ = train_step(tiny, moved)(state, [torch.ones(1)])
     assert after.optim["actor"].master["w"].item() == -(2.0**-30)
+
+
+DRAWN = Sampling(max_tokens=4)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        GRPO(samples=2, sampling=DRAWN, kl_coef=0.1, minibatches=2, epochs=2, reference_every=1),
+        GRPO(samples=2, sampling=DRAWN, importance_cap=2.0, minibatches=3),
+        PPO(samples=2, sampling=DRAWN, kl_coef=0.1, minibatches=2, critic=Critic(updates=2)),
+    ],
+    ids=["grpo", "grpo corrected", "ppo"],
+)
+def test_algorithms_of_text_may_be_given_their_state(spec: Any) -> None:
+    ends = []
+    for donate in (False, True):
+        algorithm, state = recipe_toys.begun(spec, rate=1e-2, donate=donate)
+        told = []
+        for _ in range(2):
+            state, metrics = algorithm.step(state, recipe_toys.judged(algorithm, state))
+            told.append(metrics)
+        ends.append((state, told))
+    assert tree.first_difference(*ends) is None
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        FlowSFT(),
+        FlowGRPO(samples=4, denoising=NoisyDenoising(steps=3), kl_coef=0.1, minibatches=2),
+        FlowNFT(samples=4, denoising=Denoising(steps=2), kl_coef=0.1, minibatches=2),
+        FlowAWM(samples=4, denoising=Denoising(steps=2), epochs=2),
+    ],
+)
+def test_algorithms_of_flow_may_be_given_their_state(spec: Any) -> None:
+    ends = []
+    for donate in (False, True):
+        algorithm = flow_recipe_toys.made(spec, optimizer(AdamWSpec(lr=1e-2), 10), donate=donate)
+        state, told = flow_recipe_toys.state_of(algorithm), []
+        for _ in range(2):
+            sampled = algorithm.sample is not None
+            batch = flow_recipe_toys.judged(algorithm, state) if sampled else flow_recipe_toys.clean()
+            state, metrics = algorithm.step(state, batch)
+            told.append(metrics)
+        ends.append((state, told))
+    assert tree.first_difference(*ends) is None
+
+
+def test_an_average_follows_a_role_that_moves_where_it_stands() -> None:
+    moved = OPTIMIZERS["adamw"]
+    ends = []
+    for donate in (False, True):
+        update = followed(train_step(squares, moved, donate=donate), EMA(decay=0.5))
+        state = averaging(started(moved))
+        for number in range(3):
+            state, _ = update(state, batches(number + 1))
+        ends.append(state)
+    assert tree.equal(*ends)
