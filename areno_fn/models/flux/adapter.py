@@ -11,6 +11,7 @@ from areno_fn.contracts.components import Component
 from areno_fn.contracts.errors import ModelError
 from areno_fn.contracts.flow import Conditions
 from areno_fn.contracts.flow_adapter import Made, NoiseLevels, Parts, Pipeline, Setting
+from areno_fn.contracts.flow_policy import straight
 from areno_fn.contracts.geometry import Geometry, Size
 from areno_fn.contracts.media import InputMedia, InputRule, MediaType, Request
 from areno_fn.contracts.pipeline_io import PipelineIOContract
@@ -18,6 +19,7 @@ from areno_fn.models.diffusers_module import diffusers_module
 from areno_fn.models.flux import CLASS, FluxConfig, config_from_hf
 from areno_fn.models.module_function import ModuleFunction
 from areno_fn.models.noise_levels import euler_levels
+from areno_fn.models.packing import packed, unpacked
 from areno_fn.models.picture_codec import compression, decoded, encoded, require_pictures
 from areno_fn.models.text_towers import clip_pooled, t5_states
 
@@ -80,6 +82,7 @@ class FluxAdapter:
     network: ModuleFunction
     scale: int
     guidance: float
+    guide = staticmethod(straight)
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -137,25 +140,13 @@ class FluxAdapter:
 
     def decode(self, parts: Parts, latents: torch.Tensor) -> Made:
         """Pictures of latents."""
-        return {"image": decoded(parts["vae"], unpacked(latents, self.grid))}
+        return {"image": decoded(parts["vae"], unpacked(latents, (1, *self.grid))[:, :, 0])}
 
     def _said(self, parts: Parts, prompt: str) -> dict[str, torch.Tensor]:
         return {
             "text": t5_states(parts["tokenizer_2"], parts["text_encoder_2"], prompt, TEXT),
             "pooled": clip_pooled(parts["tokenizer"], parts["text_encoder"], prompt),
         }
-
-
-def packed(latents: torch.Tensor) -> torch.Tensor:
-    """[B, c, h, w] -> [B, h w / 4, 4 c], the channel the slowest within a token."""
-    cut = latents.unflatten(3, (-1, 2)).unflatten(2, (-1, 2))  # B c h 2 w 2
-    return cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
-
-
-def unpacked(tokens: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
-    """The inverse of `packed` for a grid of tokens."""
-    cut = tokens.unflatten(2, (-1, 2, 2)).unflatten(1, grid)  # B h w c 2 2
-    return cut.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
 
 
 def positions(grid: tuple[int, int], picture: int, device: torch.device) -> torch.Tensor:
