@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from areno_fn.contracts.actions import Actions
+from areno_fn.contracts.errors import RecordError
 from areno_fn.contracts.flow import Conditions, FlowPrompts, Interval, Process, Trajectory, Transition
-from areno_fn.contracts.record import record, static
+from areno_fn.contracts.record import record, shown, static
 from areno_fn.contracts.shapes import require_latents, require_vectors
 
 
@@ -24,16 +25,41 @@ class Clean:
 
 
 @record
+class EachReward:
+    """What every reward says of B rows. K rewards.
+
+    Attributes:
+        values: float32 [B, K]; 0 where a reward does not apply.
+        weights: float32 [K].
+        applies: bool [B, K].
+    """
+
+    values: torch.Tensor
+    weights: torch.Tensor
+    applies: torch.Tensor
+
+    def __check__(self) -> None:
+        fits = self.values.ndim == 2 and self.weights.shape == self.values.shape[1:]
+        if not fits or self.applies.shape != self.values.shape:
+            raise RecordError(
+                f"EachReward has values [B, K], weights [K] and applies [B, K], received {shown(self.values)}, "
+                f"{shown(self.weights)} and {shown(self.applies)}"
+            )
+
+
+@record
 class JudgedTrajectory:
     """Sampled latents and what they are worth.
 
     Attributes:
         rollout: B rows.
-        rewards: float32 [B].
+        rewards: float32 [B], the weighted sum of all rewards.
+        each: the rewards one by one; None where only the sum is known.
     """
 
     rollout: Trajectory
     rewards: torch.Tensor
+    each: EachReward | None = None
 
     def __check__(self) -> None:
         require_vectors(self, "rewards")

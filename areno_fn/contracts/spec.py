@@ -13,16 +13,30 @@ from areno_fn.contracts.execution import DATASET_NONE, GENERATION_REWARD, Execut
 from areno_fn.contracts.spec_base import Name, Natural, Positive, Rate, Unit
 from areno_fn.contracts.spec_base import Spec as Spec
 from areno_fn.contracts.spec_flow import Denoising as Denoising
+from areno_fn.contracts.spec_flow import DigitPairsData as DigitPairsData
 from areno_fn.contracts.spec_flow import DigitsData as DigitsData
-from areno_fn.contracts.spec_flow import FlowAWM as FlowAWM
+from areno_fn.contracts.spec_flow import FlowDPO as FlowDPO
 from areno_fn.contracts.spec_flow import FlowGrouped as FlowGrouped
-from areno_fn.contracts.spec_flow import FlowGRPO as FlowGRPO
-from areno_fn.contracts.spec_flow import FlowNFT as FlowNFT
-from areno_fn.contracts.spec_flow import FlowNoised as FlowNoised
+from areno_fn.contracts.spec_flow import FlowReferred as FlowReferred
 from areno_fn.contracts.spec_flow import FlowSFT as FlowSFT
 from areno_fn.contracts.spec_flow import Levels as Levels
 from areno_fn.contracts.spec_flow import Medium as Medium
 from areno_fn.contracts.spec_flow import NoisyDenoising as NoisyDenoising
+from areno_fn.contracts.spec_flow import refers as refers
+from areno_fn.contracts.spec_flow_coupled import FlowClipped as FlowClipped
+from areno_fn.contracts.spec_flow_coupled import FlowCoupled as FlowCoupled
+from areno_fn.contracts.spec_flow_coupled import FlowDPPO as FlowDPPO
+from areno_fn.contracts.spec_flow_coupled import FlowGRPO as FlowGRPO
+from areno_fn.contracts.spec_flow_coupled import FlowGRPOGuard as FlowGRPOGuard
+from areno_fn.contracts.spec_flow_noised import FlowAWM as FlowAWM
+from areno_fn.contracts.spec_flow_noised import FlowCRD as FlowCRD
+from areno_fn.contracts.spec_flow_noised import FlowDGPO as FlowDGPO
+from areno_fn.contracts.spec_flow_noised import FlowNFT as FlowNFT
+from areno_fn.contracts.spec_flow_noised import FlowNoised as FlowNoised
+from areno_fn.contracts.spec_flow_noised import FlowOnlineDPO as FlowOnlineDPO
+from areno_fn.contracts.spec_flow_noised import FlowWhole as FlowWhole
+from areno_fn.contracts.spec_flow_noised import Forgetting as Forgetting
+from areno_fn.contracts.spec_flow_noised import copies_of as copies_of
 from areno_fn.contracts.spec_optimizers import AdamW8bitSpec as AdamW8bitSpec
 from areno_fn.contracts.spec_optimizers import AdamWSpec as AdamWSpec
 from areno_fn.contracts.spec_optimizers import Decay as Decay
@@ -109,7 +123,7 @@ class ArithmeticData(Spec, frozen=True, kw_only=True, tag="arithmetic", tag_fiel
     weight: Rate = 0.0
 
 
-DataSpec = JsonlData | ParquetData | HFData | ArithmeticData | DigitsData
+DataSpec = JsonlData | ParquetData | HFData | ArithmeticData | DigitsData | DigitPairsData
 
 
 class FunctionReward(Spec, frozen=True, kw_only=True, tag="function", tag_field="kind"):
@@ -287,9 +301,12 @@ class DPO(Spec, frozen=True, kw_only=True, tag="dpo", tag_field="kind"):
     reference_every: Natural = 0
 
 
-AlgorithmSpec = SFT | DPO | GRPO | GSPO | PPO | FlowSFT | FlowGRPO | FlowNFT | FlowAWM
+RewardedFlow = FlowGRPO | FlowGRPOGuard | FlowDPPO | FlowNFT | FlowAWM | FlowDGPO | FlowCRD | FlowOnlineDPO
+"""The algorithms of flow models that learn from samples and rewards."""
 
-FlowAlgorithm = FlowSFT | FlowGrouped
+AlgorithmSpec = SFT | DPO | GRPO | GSPO | PPO | FlowSFT | FlowDPO | RewardedFlow
+
+FlowAlgorithm = FlowSFT | FlowReferred
 """The algorithms of models that make pictures."""
 
 Repeated = Sampled | FlowGrouped
@@ -302,11 +319,13 @@ Repeated = Sampled | FlowGrouped
 class Batch(Spec, frozen=True, kw_only=True):
     """`rows` of data a step (prompts for generation), split into micro-batches of at most `micro_tokens` tokens.
 
-    `max_length` bounds prompt plus response; `overlong` says what happens to a longer training row.
+    Flow models train on at most `micro_rows` pictures at once (0: all of an update). `max_length` bounds prompt plus
+    response; `overlong` says what happens to a longer training row.
     """
 
     rows: Positive = 16
     micro_tokens: Positive = 8192
+    micro_rows: Natural = 0
     max_length: Positive = 1024
     overlong: Literal["error", "truncate", "drop"] = "error"
 
@@ -342,7 +361,7 @@ class EMA(Spec, frozen=True, kw_only=True):
     export: bool = True
 
 
-Snapshot = Literal["reference", "ema"]
+Snapshot = Literal["reference", "ema", "old", "sampler"]
 
 
 class Phase(Spec, frozen=True, kw_only=True):

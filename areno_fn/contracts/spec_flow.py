@@ -1,4 +1,4 @@
-"""What a specification says of flow models: their data, how they draw, and their algorithms."""
+"""What a specification says of flow models: their data, how they draw, and algorithms that read a data set."""
 
 from __future__ import annotations
 
@@ -25,6 +25,15 @@ class DigitsData(Spec, frozen=True, kw_only=True, tag="digits", tag_field="kind"
     weight: Rate = 0.0
 
 
+class DigitPairsData(Spec, frozen=True, kw_only=True, tag="digit_pairs", tag_field="kind"):
+    """Pairs of these pictures: one of its class is preferred to one of another class in its place."""
+
+    split: Literal["train", "heldout"] = "train"
+    limit: Natural = 0
+    name: str = ""
+    weight: Rate = 0.0
+
+
 class Levels(Spec, frozen=True, kw_only=True):
     """The noise levels of a flow model's steps, from noise to data, as `areno_fn.steps.flow.schedule` makes them.
 
@@ -44,14 +53,18 @@ class Denoising(Levels, frozen=True, kw_only=True):
 
 
 class NoisyDenoising(Levels, frozen=True, kw_only=True):
-    """How it draws with noise in every step but the last, so that what is drawn has a probability.
+    """How it draws with noise in some steps, so that what is drawn has a probability; these are trained on.
 
-    The level is eta in the table of `areno_fn.steps.flow.transition.transition`, at most 1 for "cps".
+    The level is eta in the table of `areno_fn.steps.flow.transition.transition`, at most 1 for "cps". Of the steps `noisy`,
+    by default all but the last, every iteration takes `count` anew, with `window` successive ones.
     """
 
     steps: Annotated[int, Meta(ge=2)] = 10
     dynamics: Literal["flow_sde", "dance_sde", "cps"] = "flow_sde"
     level: Annotated[float, Meta(gt=0)] = 0.7
+    noisy: list[int] = field(default_factory=list)
+    count: Natural = 0
+    window: bool = False
 
 
 Times = Literal["uniform", "logit_normal"]
@@ -73,56 +86,58 @@ class FlowSFT(Spec, frozen=True, kw_only=True, tag="flow_sft", tag_field="kind")
     dropout: Unit = 0.0
 
 
-class FlowGrouped(Spec, frozen=True, kw_only=True):
+class FlowReferred(Spec, frozen=True, kw_only=True):
+    """What the algorithms of flow models have in common that can be held near frozen parameters.
+
+    These are a snapshot of the phase's start, which every `reference_every` iterations (0: never) becomes what the actor is
+    then, or, as "base", the model without its adapters. Algorithms that are `referred` cannot do without.
+    """
+
+    roles: ClassVar[tuple[str, ...]] = ("actor",)
+    referred: ClassVar[bool] = False
+
+    reference: Literal["start", "base"] = "start"
+    reference_every: Natural = 0
+
+
+class FlowDPO(FlowReferred, frozen=True, kw_only=True, tag="flow_dpo", tag_field="kind"):
+    """Diffusion-DPO of pairs of pictures: the velocity error of the preferred one is to fall below the other's.
+
+    Both share noise and level, of which every pair has `terms`; each has its own condition. `until` is the part of the
+    way from noise to data that levels are drawn from.
+    """
+
+    execution: ClassVar[ExecutionContract] = DATASET_NONE
+    referred: ClassVar[bool] = True
+
+    beta: Annotated[float, Meta(gt=0)] = 2000.0
+    times: Times = "logit_normal"
+    shift: Annotated[float, Meta(gt=0)] = 1.0
+    until: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    terms: Positive = 1
+
+
+class FlowGrouped(FlowReferred, frozen=True, kw_only=True):
     """What the algorithms of flow models have in common that compare the samples of a prompt with each other.
 
-    `kl_coef` > 0 keeps a frozen snapshot of the phase's start as reference, from whose velocity the distance is measured;
-    every `reference_every` iterations (0: never) it becomes what the actor is then.
+    Several rewards are added by weight before they are compared, or with `combine = "each"` each is compared within its
+    group first, and the sum over the batch (GDPO). `kl_coef` > 0 weighs the distance from the reference. With
+    `draw_with = "ema"` the average of the actor draws.
     """
 
     execution: ClassVar[ExecutionContract] = GENERATION_REWARD
-    roles: ClassVar[tuple[str, ...]] = ("actor",)
 
     samples: Positive = 8
+    combine: Literal["sum", "each"] = "sum"
     baseline: Literal["group", "leave_one_out", "batch"] = "group"
     scale: Literal["group", "batch", "none"] = "group"
+    max_advantage: Annotated[float, Meta(gt=0)] = 5.0
     kl_coef: Rate = 0.0
-    reference_every: Natural = 0
+    draw_with: Literal["actor", "ema"] = "actor"
     minibatches: Positive = 1
     epochs: Positive = 1
 
 
-class FlowGRPO(FlowGrouped, frozen=True, kw_only=True, tag="flow_grpo", tag_field="kind"):
-    """Group relative policy optimization of a flow model: its noisy denoising steps are the decisions.
-
-    With `kl_space` the distance from the reference is measured elsewhere.
-    """
-
-    denoising: NoisyDenoising = field(default_factory=NoisyDenoising)
-    clip_low: Annotated[float, Meta(gt=0, lt=1)] = 1e-4
-    clip_high: Annotated[float, Meta(gt=0)] = 1e-4
-    kl_space: Literal["velocity", "mean", "gaussian"] = "velocity"
-
-
-class FlowNoised(FlowGrouped, frozen=True, kw_only=True):
-    """What the algorithms have in common that draw without noise, and noise what they have drawn to `terms` levels each."""
-
-    denoising: Denoising = field(default_factory=lambda: Denoising(steps=10))
-    times: Times = "uniform"
-    shift: Annotated[float, Meta(gt=0)] = 1.0
-    terms: Positive = 2
-    max_advantage: Annotated[float, Meta(gt=0)] = 5.0
-
-
-class FlowNFT(FlowNoised, frozen=True, kw_only=True, tag="flow_nft", tag_field="kind"):
-    """DiffusionNFT: the velocity is drawn to samples with high rewards and pushed away from those with low ones."""
-
-    beta: Annotated[float, Meta(gt=0)] = 1.0
-
-
-class FlowAWM(FlowNoised, frozen=True, kw_only=True, tag="flow_awm", tag_field="kind"):
-    """Advantage weighted matching: the clipped surrogate with minus a velocity error as log-probability."""
-
-    weighting: Literal["uniform", "sigma", "square", "huber", "ghuber"] = "uniform"
-    clip_low: Annotated[float, Meta(gt=0, lt=1)] = 1e-2
-    clip_high: Annotated[float, Meta(gt=0)] = 1e-2
+def refers(algorithm: FlowReferred) -> bool:
+    """Whether an algorithm compares with frozen parameters."""
+    return algorithm.referred or (isinstance(algorithm, FlowGrouped) and algorithm.kl_coef > 0)

@@ -18,6 +18,7 @@ from areno_fn.contracts.spec import (
     PPO,
     Batch,
     FlowGrouped,
+    FlowReferred,
     Grouped,
     Lora,
     OptimizerSpec,
@@ -28,8 +29,10 @@ from areno_fn.contracts.spec import (
     Sampling,
     Schedule,
     SGDSpec,
+    copies_of,
+    refers,
 )
-from areno_fn.engine.media import flow_problems
+from areno_fn.engine.flow_rules import flow_problems, uses_average
 from areno_fn.engine.sources import source_problems
 from areno_fn.engine.specfile.types import Path, locate, plain_copy
 
@@ -126,8 +129,8 @@ def _phase(spec: RunSpec, phase: Phase) -> Iterator[str]:
         yield f"{where}.algorithm.dual_clip: {phase.algorithm.dual_clip} is not above 1; use a number above 1, or 0 for no bound"
     if isinstance(phase.algorithm, Sampled):
         yield from _sampled(phase, phase.algorithm, where)
-    if isinstance(phase.algorithm, FlowGrouped):
-        yield from flow_problems(phase, phase.algorithm)
+    if isinstance(phase.algorithm, FlowReferred):
+        yield from flow_problems(spec, phase, phase.algorithm)
     if isinstance(phase.algorithm, Repeated):
         yield from _minibatches(phase, phase.algorithm, where)
     if isinstance(phase.algorithm, PPO):
@@ -161,13 +164,16 @@ def _ppo(phase: Phase, algorithm: PPO, where: str) -> Iterator[str]:
 def snapshots_of(phase: Phase) -> list[str]:
     """The names of the snapshots that a phase keeps."""
     algorithm = phase.algorithm
-    compared = isinstance(algorithm, DPO) or (isinstance(algorithm, Repeated) and algorithm.kl_coef > 0)
-    return ["reference"] * compared + ["ema"] * (phase.ema is not None)
+    compared = isinstance(algorithm, DPO) or (isinstance(algorithm, Sampled) and algorithm.kl_coef > 0)
+    if isinstance(algorithm, FlowReferred):
+        compared = refers(algorithm) and algorithm.reference == "start"
+    copies = copies_of(algorithm) if isinstance(algorithm, FlowGrouped) else {}
+    return ["reference"] * compared + ["ema"] * (phase.ema is not None) + [*copies]
 
 
 def _snapshots(spec: RunSpec, phase: Phase, where: str) -> Iterator[str]:
     algorithm, kept = phase.algorithm, snapshots_of(phase)
-    if isinstance(algorithm, Repeated) and algorithm.reference_every and not algorithm.kl_coef:
+    if isinstance(algorithm, Sampled) and algorithm.reference_every and not algorithm.kl_coef:
         yield f"{where}.algorithm.reference_every: without kl_coef there is no reference to renew; give kl_coef, or remove this"
     if phase.ema is not None:
         yield from _average(spec, phase, phase.ema, f"{where}.ema")
@@ -183,7 +189,8 @@ def _average(spec: RunSpec, phase: Phase, ema: EMA, where: str) -> Iterator[str]
         yield f"{where}.ramp: the schedule 'linear', and no other, needs a ramp of at least 1 update"
     if ema.export and phase is not spec.phases[-1]:
         yield f"{where}.export: an average ends with its phase, and only the last one's is there to export; set export = false"
-    if not ema.export and not (ema.evaluate and spec.evaluation):
+    drawn = isinstance(phase.algorithm, FlowGrouped) and uses_average(phase.algorithm)
+    if not (ema.export or drawn or (ema.evaluate and spec.evaluation)):
         yield f"{where}: it is neither exported nor evaluated; set `export`, or `evaluate` with an `evaluation`, or remove this"
 
 

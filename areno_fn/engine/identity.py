@@ -24,7 +24,7 @@ from areno_fn.engine.rewards import models_of
 from areno_fn.engine.told import told
 from areno_fn.steps.joins import stage_name
 from areno_fn.steps.recipes import Losses
-from areno_fn.world.pictures import PictureRow
+from areno_fn.world.pictures import PairRow, PictureRow
 from areno_fn.world.rewards import Reward
 
 _UNSAID = {
@@ -245,7 +245,10 @@ def _leaves(params: Any) -> list[tuple[str, list[int], str]]:
     return [(path, list(leaf.shape), str(leaf.dtype)) for path, leaf in tree.leaves_with_path(params)]
 
 
-def _content(example: Example | PictureRow) -> bytes:
+def _content(example: Example | PictureRow | PairRow) -> bytes:
+    if isinstance(example, PairRow):
+        labels = b"%d %d " % (example.label, example.other)
+        return labels + example.chosen.tobytes() + example.rejected.tobytes()
     if isinstance(example, PictureRow):
         return b"%d " % example.label + example.picture.tobytes()
     return b"%d " % len(example.tokens) + array("q", example.tokens).tobytes() + bytes(example.trained)

@@ -24,6 +24,7 @@ from areno_fn.engine.phases import PhasePlan
 from areno_fn.engine.plan import Plan
 from areno_fn.engine.recorder import Judged, Recorder
 from areno_fn.engine.references import References
+from areno_fn.engine.rewards import each_of
 from areno_fn.steps.recipes import ACTOR, REFERENCE
 from areno_fn.steps.token.pairs import pair_batches
 from areno_fn.world.clock import Stopwatch
@@ -180,7 +181,8 @@ def _generation_step(plan: Plan, phase: PhasePlan, state: TrainState) -> tuple[T
     owners = [phase.rows[row] for row in rows for _ in range(group)]
     totals, parts = score(phase.rewards, owners, samples, group, plan.medium.tokens(rollout))
     seconds["time/reward"] = watch.lap()
-    batch = plan.medium.judged(rollout, torch.tensor(totals, dtype=torch.float32, device=plan.device))
+    summed = torch.tensor(totals, dtype=torch.float32, device=plan.device)
+    batch = plan.medium.judged(rollout, summed, each_of(phase.rewards, owners, parts, plan.device))
     recalled = batch if phase.algorithm.recall is None else phase.algorithm.recall(state, batch)
     if recalled is not batch:
         seconds["time/score"] = watch.lap()

@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import get_args
 
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.spec import (
+    AlgorithmSpec,
     Batch,
     DataSpec,
     Denoising,
+    DigitPairsData,
     DigitsData,
     Evaluation,
     FlowAlgorithm,
-    FlowGrouped,
-    FlowGRPO,
-    FlowNoised,
-    FlowSFT,
-    HFModel,
-    Levels,
+    FlowDPO,
     Medium,
     ModelReward,
     Phase,
     RewardSpec,
     RunSpec,
 )
+from areno_fn.engine.flow_rules import guidance_problems
 
-_ALGORITHMS: dict[Medium, str] = {
-    "text": "sft, dpo, grpo, gspo or ppo",
-    "pictures": "flow_sft, flow_grpo, flow_nft or flow_awm",
-}
 _DATA: dict[Medium, str] = {"text": "jsonl, parquet, hf or arithmetic", "pictures": "digits"}
 _OF_TEXT = ("micro_tokens", "max_length", "overlong")
 
@@ -48,7 +43,7 @@ def check_medium(spec: RunSpec, name: str, medium: Medium) -> None:
         problems.append(f"tokenizer: {name} makes pictures and has no tokens; remove this")
     if spec.evaluation is not None:
         problems += _evaluation(spec.evaluation, name, medium)
-    problems += _guided(spec, name)
+    problems += guidance_problems(spec, name)
     if problems:
         raise SpecError("\n".join(problems))
 
@@ -58,48 +53,40 @@ def _phase(phase: Phase, name: str, medium: Medium) -> Iterator[str]:
     of_pictures = isinstance(algorithm, FlowAlgorithm)
     if of_pictures != (medium == "pictures"):
         kind, other = algorithm.__struct_config__.tag, "pictures" if of_pictures else "text"
-        yield f"{where}.algorithm: {kind} trains models that make {other}, but {name} makes {medium}; use {_ALGORITHMS[medium]}"
+        yield f"{where}.algorithm: {kind} trains models that make {other}, but {name} makes {medium}; use {_algorithms(medium)}"
     yield from _data(phase.data, where, name, medium)
     if medium == "pictures":
         yield from _rewards(phase.rewards, where, name)
         for field in _OF_TEXT:
             if getattr(phase.batch, field) != getattr(Batch(), field):
                 yield f"{where}.batch.{field}: it is about tokens, and {name} makes pictures; remove it"
+    elif phase.batch.micro_rows:
+        yield f"{where}.batch.micro_rows: it is about pictures, and {name} makes text; use micro_tokens"
+    if isinstance(algorithm, FlowAlgorithm) and medium == "pictures":
+        yield from _paired(phase, where)
 
 
-def _guided(spec: RunSpec, name: str) -> Iterator[str]:
-    """A model from scratch must have been trained without conditions before anything is led away from what it says then."""
-    taught = isinstance(spec.model, HFModel)
-    asked: list[tuple[str, Levels]] = []
-    for phase in spec.phases:
-        algorithm = phase.algorithm
-        taught = taught or (isinstance(algorithm, FlowSFT) and algorithm.dropout > 0)
-        if isinstance(algorithm, FlowGRPO | FlowNoised) and not taught:
-            asked.append((f"phases.{phase.name}.algorithm.denoising.guidance", algorithm.denoising))
-    if spec.evaluation is not None and not taught:
-        asked.append(("evaluation.denoising.guidance", spec.evaluation.denoising))
-    for where, drawn in asked:
-        if drawn.guidance > 1:
-            yield (
-                f"{where}: nothing has taught {name} from scratch what to make without a condition; give a flow_sft phase "
-                f"before it a dropout, or leave this at 1"
-            )
+def _algorithms(medium: Medium) -> str:
+    """The algorithms of a medium, in words."""
+    kinds = [kind for kind in get_args(AlgorithmSpec) if issubclass(kind, FlowAlgorithm) == (medium == "pictures")]
+    names = [str(kind.__struct_config__.tag) for kind in kinds]
+    return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
-def flow_problems(phase: Phase, algorithm: FlowGrouped) -> Iterator[str]:
-    """What is wrong with an algorithm that denoises, whatever the model."""
-    where = f"phases.{phase.name}.algorithm"
-    if isinstance(algorithm, FlowGRPO) and algorithm.denoising.dynamics == "cps" and algorithm.denoising.level > 1:
-        yield f"{where}.denoising.level: the dynamics 'cps' takes levels up to 1, received {algorithm.denoising.level}"
-    if isinstance(algorithm, FlowGRPO) and not algorithm.kl_coef and algorithm.kl_space != FlowGRPO().kl_space:
-        yield f"{where}.kl_space: without kl_coef there is no distance to measure; give kl_coef, or remove this"
-    if algorithm.samples == 1 and "batch" not in (algorithm.baseline, algorithm.scale):
-        yield f"{where}.samples: a group of 1 has nothing to be compared with; use at least 2"
+def _paired(phase: Phase, where: str) -> Iterator[str]:
+    """Pairs are for algorithms that compare two pictures of a data set, and for no others."""
+    wanted = isinstance(phase.algorithm, FlowDPO)
+    for place, source in enumerate(phase.data):
+        if isinstance(source, DigitPairsData | DigitsData) and isinstance(source, DigitPairsData) != wanted:
+            kind, right = ("digits", "digit_pairs") if wanted else ("digit_pairs", "digits")
+            told = "compares pairs of pictures" if wanted else "takes single pictures"
+            tag = phase.algorithm.__struct_config__.tag
+            yield f"{where}.data.{place}: {tag} {told}, and {kind!r} is none of these; use {right}"
 
 
 def _data(data: Sequence[DataSpec], where: str, name: str, medium: Medium) -> Iterator[str]:
     for place, source in enumerate(data):
-        if isinstance(source, DigitsData) != (medium == "pictures"):
+        if isinstance(source, DigitsData | DigitPairsData) != (medium == "pictures"):
             kind = source.__struct_config__.tag
             yield f"{where}.data.{place}: {kind!r} is not what {name} is trained on, which makes {medium}; use {_DATA[medium]}"
 
@@ -115,6 +102,9 @@ def _rewards(rewards: Sequence[RewardSpec], where: str, name: str) -> Iterator[s
 
 def _evaluation(spec: Evaluation, name: str, medium: Medium) -> Iterator[str]:
     yield from _data(spec.data, "evaluation", name, medium)
+    for place, source in enumerate(spec.data):
+        if isinstance(source, DigitPairsData):
+            yield f"evaluation.data.{place}: an evaluation draws, and of 'digit_pairs' there is nothing to draw for; use digits"
     if medium == "text":
         if spec.denoising != Denoising():
             yield f"evaluation.denoising: {name} makes text, which is drawn by `sampling`; remove this"

@@ -13,6 +13,7 @@ import torch
 
 from areno_fn.contracts.actions import Metrics
 from areno_fn.contracts.batch import Drawn, Pair
+from areno_fn.contracts.flow_batch import EachReward
 from areno_fn.contracts.spec import Phase
 from areno_fn.world.data_row import Row
 from areno_fn.world.rewards import Reward
@@ -97,8 +98,8 @@ class Medium(Protocol):
         """The tokens of every row, where there are any."""
         ...
 
-    def judged(self, drawn: Any, rewards: torch.Tensor) -> Any:
-        """What a step is given of a rollout whose rows are worth so much."""
+    def judged(self, drawn: Any, rewards: torch.Tensor, each: EachReward) -> Any:
+        """What a step is given of a rollout whose rows are worth so much, as a weighted sum and by each reward."""
         ...
 
     def rates(self, drawn: Any, seconds: float) -> Metrics:

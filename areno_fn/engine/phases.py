@@ -11,7 +11,7 @@ import torch
 
 from areno_fn.contracts.batch import Example, Pair
 from areno_fn.contracts.errors import SpecError
-from areno_fn.contracts.spec import Phase, Repeated
+from areno_fn.contracts.spec import FlowWhole, Phase, Repeated
 from areno_fn.contracts.state import TrainState
 from areno_fn.engine.critic import CriticPlan
 from areno_fn.engine.medium import Medium
@@ -25,7 +25,7 @@ from areno_fn.steps.variants import AVERAGE, ema_params
 from areno_fn.world.data import read_all, source_names
 from areno_fn.world.data_row import Row
 from areno_fn.world.order import Mixture, batches_per_epoch, mixture
-from areno_fn.world.pictures import PictureRow
+from areno_fn.world.pictures import PairRow, PictureRow
 from areno_fn.world.rewards import Reward
 
 _CPU = torch.device("cpu")
@@ -76,7 +76,7 @@ class PhasePlan:
         return {**state.params, recipes.ACTOR: average if wide else ema_params(average, own)}
 
     @property
-    def documents(self) -> tuple[Example | PictureRow, ...]:
+    def documents(self) -> tuple[Example | PictureRow | PairRow, ...]:
         """All that is trained on, in the order of the rows; empty for a generating algorithm."""
         return self.examples + tuple(document for pair in self.pairs for document in pair.documents)
 
@@ -136,6 +136,7 @@ def plan_phase(
         optimizers=optimizers,
         stop=stop,
         micro_tokens=spec.batch.micro_tokens,
+        micro_rows=spec.batch.micro_rows,
         max_length=spec.batch.max_length,
         view=view,
         drawn_with=drawn_with,
@@ -174,6 +175,11 @@ def _check_smallest_batch(spec: Phase, size: int, where: str) -> None:
     if not isinstance(spec.algorithm, Repeated):
         return
     rows = size % spec.batch.rows or spec.batch.rows
+    if isinstance(spec.algorithm, FlowWhole) and rows < spec.algorithm.minibatches <= spec.batch.rows:
+        raise SpecError(
+            f"{where}.algorithm.minibatches: {spec.algorithm.minibatches} mini-batches of whole groups cannot be cut from the "
+            f"last batch of an epoch, which has {rows} prompts ({size} in batches of {spec.batch.rows}); change it or batch.rows"
+        )
     if rows * spec.algorithm.samples < spec.algorithm.minibatches:
         raise SpecError(
             f"{where}.algorithm.minibatches: {spec.algorithm.minibatches} mini-batches cannot be cut from the last batch of "

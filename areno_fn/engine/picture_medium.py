@@ -12,15 +12,15 @@ import torch
 from areno_fn.contracts.actions import Metrics
 from areno_fn.contracts.execution import Acquisition
 from areno_fn.contracts.flow import Conditions, FlowPrompts, Trajectory
-from areno_fn.contracts.flow_batch import Clean, JudgedTrajectory
+from areno_fn.contracts.flow_batch import Clean, EachReward, JudgedTrajectory
 from areno_fn.contracts.key import Key
-from areno_fn.contracts.spec import Denoising, Phase
+from areno_fn.contracts.spec import Denoising, FlowDPO, Phase
 from areno_fn.engine.medium import Encoded
 from areno_fn.engine.text_medium import names_of
 from areno_fn.steps.recipes.flow_drawing import Draw
 from areno_fn.world import pictures
 from areno_fn.world.data_row import Row
-from areno_fn.world.pictures import Picture, PictureRow
+from areno_fn.world.pictures import PairRow, Picture, PictureRow
 from areno_fn.world.rewards import Reward
 
 DIVERSITY = "diversity"
@@ -46,6 +46,8 @@ class Pictures:
 
     def encode(self, spec: Phase, rows: Sequence[Row]) -> Encoded:
         """The pictures of a phase with their classes, or the classes alone."""
+        if isinstance(spec.algorithm, FlowDPO):
+            return Encoded(examples=pictures.encode_pairs(rows, self.shape, self.classes))
         found = pictures.encode(rows, self.shape, self.classes)
         if spec.algorithm.execution.acquisition is Acquisition.DATASET:
             return Encoded(examples=found)
@@ -64,21 +66,29 @@ class Pictures:
         del rows, trained
         return []
 
-    def batch(self, examples: Sequence[PictureRow], rows: Sequence[int], spec: Phase) -> Clean:
-        """Pictures as latents."""
+    def batch(self, examples: Sequence[PictureRow | PairRow], rows: Sequence[int], spec: Phase) -> Clean:
+        """Pictures as latents; of a pair both, the preferred one first, named by twice the name of the pair."""
         del spec
-        chosen = [examples[row] for row in rows]
-        latents = 2 * torch.from_numpy(np.stack([one.picture for one in chosen])) - 1
-        labels, cpu = [one.label for one in examples], torch.device("cpu")
-        return Clean(latents=latents, prompts=self.prompts(labels, rows, cpu))
+        shown: list[Picture] = []
+        labels: list[int] = []
+        ids: list[int] = []
+        for name, one in zip(names_of(rows, len(examples)), (examples[row] for row in rows), strict=True):
+            pair = isinstance(one, PairRow)
+            shown += [one.chosen, one.rejected] if isinstance(one, PairRow) else [one.picture]
+            labels += [one.label, one.other] if isinstance(one, PairRow) else [one.label]
+            ids += [2 * name, 2 * name + 1] if pair else [name]
+        latents = 2 * torch.from_numpy(np.stack(shown)) - 1
+        return Clean(latents=latents, prompts=self._prompts(labels, ids, torch.device("cpu")))
 
     def prompts(self, prompts: Sequence[int], rows: Sequence[int], device: torch.device) -> FlowPrompts:
-        """The classes of some rows."""
-        labels = torch.tensor([prompts[row] for row in rows])
-        ids = torch.tensor(names_of(rows, len(prompts)))
-        none = torch.full_like(labels, self.classes)
-        conditions = Conditions(positive=labels.to(device), negative=none.to(device))
-        return FlowPrompts(conditions=conditions, ids=ids.to(device))
+        """The classes of some rows, and none beside them."""
+        return self._prompts([prompts[row] for row in rows], names_of(rows, len(prompts)), device)
+
+    def _prompts(self, labels: Sequence[int], ids: Sequence[int], device: torch.device) -> FlowPrompts:
+        positive = torch.tensor(labels)
+        none = torch.full_like(positive, self.classes)
+        conditions = Conditions(positive=positive.to(device), negative=none.to(device))
+        return FlowPrompts(conditions=conditions, ids=torch.tensor(ids).to(device))
 
     def draw(self, params: Any, prompts: FlowPrompts, key: Key, spec: Denoising, *, max_rows: int) -> torch.Tensor:
         """One latent a prompt, by the ODE."""
@@ -92,9 +102,9 @@ class Pictures:
     def tokens(self, drawn: Any) -> None:
         """There are none."""
 
-    def judged(self, drawn: Trajectory, rewards: torch.Tensor) -> JudgedTrajectory:
+    def judged(self, drawn: Trajectory, rewards: torch.Tensor, each: EachReward) -> JudgedTrajectory:
         """The trajectory with its rewards."""
-        return JudgedTrajectory(rollout=drawn, rewards=rewards)
+        return JudgedTrajectory(rollout=drawn, rewards=rewards, each=each)
 
     def rates(self, drawn: Trajectory, seconds: float) -> Metrics:
         """Pictures drawn per second."""
@@ -110,7 +120,8 @@ class Pictures:
 
     def rehearsed(self, row: Mapping[str, Any]) -> tuple[Picture, Picture]:
         """An empty picture, and the row's own."""
-        return np.zeros(self.shape, np.float32), pictures.array(row["picture"])
+        own = row["picture"] if "picture" in row else row["chosen"]
+        return np.zeros(self.shape, np.float32), pictures.array(own)
 
     @property
     def tried(self) -> tuple[str, str]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 import torch
 
+from areno_fn.contracts.flow_batch import EachReward
 from areno_fn.contracts.spec import ModelReward, RewardSpec
 from areno_fn.engine.reward_models import ModelJudge, RewardModel, plan_reward_model
 from areno_fn.world import rewards
@@ -51,6 +53,28 @@ def load_all(specs: Iterable[RewardSpec], loaded: Loaded) -> tuple[Reward, ...]:
         ModelError: a folder is not one of a reward model. CheckpointError: it is damaged or incomplete.
     """
     return rewards.require_names(tuple(_load(spec, loaded) for spec in specs))
+
+
+def each_of(
+    given: Sequence[Reward],
+    rows: Sequence[Mapping[str, Any]],
+    parts: Mapping[str, Sequence[float]],
+    device: torch.device,
+) -> EachReward:
+    """What every reward has said, row by row.
+
+    Args:
+        given: the rewards.
+        rows: of all samples.
+        parts: by name, what a reward said of the rows that it judges, in their order; without those that judge none.
+        device: where it is to lie.
+    """
+    applies = torch.tensor([[reward.judges(row) for reward in given] for row in rows])
+    values = torch.zeros(applies.shape)
+    for place, reward in enumerate(given):
+        values[applies[:, place], place] = torch.tensor(parts.get(reward.name, []), dtype=torch.float32)
+    weights = torch.tensor([reward.weight for reward in given], dtype=torch.float32)
+    return EachReward(values=values.to(device), weights=weights.to(device), applies=applies.to(device))
 
 
 def require_room(

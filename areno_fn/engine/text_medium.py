@@ -13,6 +13,7 @@ from areno_fn.contracts.actions import Metrics
 from areno_fn.contracts.batch import Drawn, JudgedRollout, PackedTokens, Prompts, Rollout
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.execution import Acquisition
+from areno_fn.contracts.flow_batch import EachReward
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.spec import DPO, Phase, Sampled, Sampling
 from areno_fn.engine import text
@@ -94,8 +95,9 @@ class Text:
         """Prompt and completion of every row."""
         return text.drawn(drawn)
 
-    def judged(self, drawn: Rollout, rewards: torch.Tensor) -> JudgedRollout:
-        """The rollout with its rewards."""
+    def judged(self, drawn: Rollout, rewards: torch.Tensor, each: EachReward) -> JudgedRollout:
+        """The rollout with its rewards, of which the sum counts."""
+        del each
         return JudgedRollout(rollout=drawn, rewards=rewards)
 
     def rates(self, drawn: Rollout, seconds: float) -> Metrics:

@@ -32,6 +32,8 @@ def read(spec: specs.DataSpec, source: str = "") -> list[Row]:
         return [Row(row, row.file, row.line, source) for row in arithmetic.rows(spec)]
     if isinstance(spec, specs.DigitsData):
         return [Row(row, row.file, row.line, source) for row in digits.rows(spec)]
+    if isinstance(spec, specs.DigitPairsData):
+        return [Row(row, row.file, row.line, source) for row in digits.pairs(spec)]
     rows = []
     for row in islice(_stored(spec), spec.limit or None):
         named = Row(_renamed(row, spec.columns), row.file, row.line, source)

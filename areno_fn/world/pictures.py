@@ -36,6 +36,23 @@ class PictureRow:
     row: int
 
 
+@attrs.frozen(eq=False)
+class PairRow:
+    """A row of pairs of pictures.
+
+    Attributes:
+        chosen, rejected: float32 [C, S, S], the one that is preferred and the other.
+        label, other: the classes that they are preferred and rejected as.
+        row: index of the row in its data set.
+    """
+
+    chosen: Picture
+    rejected: Picture
+    label: int
+    other: int
+    row: int
+
+
 def array(picture: Any) -> Picture:
     """A picture [S, S] or [C, S, S] as an array [C, S, S]."""
     found = np.asarray(picture, np.float32)
@@ -57,12 +74,44 @@ def encode(rows: Sequence[Row], shape: tuple[int, ...], classes: int) -> tuple[P
 
 
 def _encoded(row: Row, place: int, shape: tuple[int, ...], classes: int) -> PictureRow:
-    picture, label = array(row["picture"]), row["label"]
+    return PictureRow(_fitting(row, "picture", shape), _class(row, "label", classes), place)
+
+
+def encode_pairs(rows: Sequence[Row], shape: tuple[int, ...], classes: int) -> tuple[PairRow, ...]:
+    """The pairs of rows.
+
+    Args:
+        rows: with `chosen`, `rejected` and a `label`, and a `rejected_label` where the other was made for another class.
+        shape: C, S, S that the model draws.
+        classes: that it knows.
+
+    Raises:
+        DataError: as `encode`.
+    """
+    return tuple(
+        PairRow(
+            _fitting(row, "chosen", shape),
+            _fitting(row, "rejected", shape),
+            _class(row, "label", classes),
+            _class(row, "rejected_label" if "rejected_label" in row else "label", classes),
+            place,
+        )
+        for place, row in enumerate(rows)
+    )
+
+
+def _fitting(row: Row, key: str, shape: tuple[int, ...]) -> Picture:
+    picture = array(row[key])
     if picture.shape != shape:
         raise DataError(f"{row.where}: the picture is {list(picture.shape)}, but the model draws {list(shape)}")
+    return picture
+
+
+def _class(row: Row, key: str, classes: int) -> int:
+    label: int = row[key]
     if not 0 <= label < classes:
         raise DataError(f"{row.where}: label {label} is none of the {classes} classes of the model")
-    return PictureRow(picture, label, place)
+    return label
 
 
 def diversity(labels: Sequence[int], pictures: Sequence[Picture]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import numpy as np
@@ -10,12 +11,21 @@ import pytest
 import yaml
 
 from areno_fn.contracts.errors import SpecError
-from areno_fn.contracts.spec import AdamWSpec, FunctionReward, HFModel, RunSpec, ScratchModel
+from areno_fn.contracts.spec import AdamWSpec, AlgorithmSpec, FunctionReward, HFModel, RunSpec, ScratchModel
 from areno_fn.engine import specfile
 
 PLAIN = "; a specification holds text, finite numbers, booleans, lists and tables with text keys"
 EMPTY = "the file is empty; `python -m areno_fn.spec new FILE.toml` writes one to start from"
-KINDS = "'sft', 'dpo', 'grpo', 'gspo', 'ppo', 'flow_sft', 'flow_grpo', 'flow_nft' or 'flow_awm'"
+
+
+def listed(kinds: list[str]) -> str:
+    return f"{', '.join(map(repr, kinds[:-1]))} or {kinds[-1]!r}"
+
+
+ALGORITHMS = get_args(AlgorithmSpec)
+KINDS = listed([kind.__struct_config__.tag for kind in ALGORITHMS])
+SAMPLING = listed([kind.__struct_config__.tag for kind in ALGORITHMS if "samples" in kind.__struct_fields__])
+assert KINDS.startswith("'sft', 'dpo', 'grpo', 'gspo', 'ppo', 'flow_sft', ") and SAMPLING.startswith("'grpo', 'gspo', ")
 BASE = """
 model: {kind: hf, path: models/tiny}
 phases:
@@ -84,8 +94,7 @@ def test_a_good_file_is_read_with_its_defaults(base: Path) -> None:
             "{kind: sft}",
             "{kind: sft, samples: 2}",
             "phases.sft.algorithm has no field 'samples'; "
-            "its kind 'sft' has none; one that has it, 'grpo', 'gspo', 'ppo', 'flow_grpo', 'flow_nft' or 'flow_awm', would "
-            "have to be set first",
+            f"its kind 'sft' has none; one that has it, {SAMPLING}, would have to be set first",
         ),
         ("path: models/tiny", "dtype: source", "model lacks 'path', which must be text"),
         (

@@ -49,22 +49,44 @@ _GROUPED = _SAMPLED | {
     "scale": "advantages are divided by this standard deviation",
 }
 
+_REFERRED = {
+    "reference": "what the distance is from: the phase's start, or the model without its adapters",
+    "reference_every": "iterations after which the reference becomes the actor; 0: never",
+}
+
 _FLOW_GROUPED = {
     "samples": "pictures of each prompt, the group",
+    "combine": "several rewards are added, or each is compared within its group first",
     "baseline": "what a reward is compared with",
     "scale": "advantages are divided by this standard deviation",
-    "kl_coef": "weight of the distance from the phase's start; 0 keeps no reference",
-    "reference_every": "iterations after which the reference becomes the actor; 0: never",
+    "max_advantage": "advantages are clipped to it",
+    "kl_coef": "weight of the distance from the reference; 0 measures none",
+    **_REFERRED,
+    "draw_with": "whose parameters draw: the actor's, or its average's",
     "minibatches": "optimizer steps on one rollout",
     "epochs": "passes over one rollout",
 }
 
-_FLOW_NOISED = _FLOW_GROUPED | {
+_FLOW_COUPLED = _FLOW_GROUPED | {
     "denoising": "how they are drawn",
+    "kl_space": "in which the distance from the reference is measured",
+}
+
+_FLOW_CLIPPED = _FLOW_COUPLED | {
+    "clip_low": "the ratio of a step is clipped below 1 - clip_low",
+    "clip_high": "and above 1 + clip_high",
+}
+
+_TIMES = {
     "times": "distribution of the noise levels trained at",
     "shift": "of these levels; above 1 means more noise",
+    "until": "part of the way from noise to data that they are taken from",
+}
+
+_FLOW_NOISED = _FLOW_GROUPED | {
+    "denoising": "how they are drawn",
+    **_TIMES,
     "terms": "levels that every picture is noised to",
-    "max_advantage": "advantages are clipped to it",
 }
 
 MEANINGS: dict[str, dict[str, str]] = {
@@ -111,6 +133,11 @@ MEANINGS: dict[str, dict[str, str]] = {
         "limit": "first pictures that are read; 0: all",
         **_SHARED,
     },
+    "DigitPairsData": {
+        "split": "no picture is in both",
+        "limit": "first pairs that are read; 0: all",
+        **_SHARED,
+    },
     "FunctionReward": {
         "function": "package.module:function, called with rows and completions, or rows and pictures",
         "weight": "factor in the total",
@@ -141,6 +168,9 @@ MEANINGS: dict[str, dict[str, str]] = {
         **_DENOISING,
         "dynamics": "how noise enters a step",
         "level": "eta, how much",
+        "noisy": "steps that may have noise, from 0; when empty, all but the last",
+        "count": "how many of them have it in an iteration; 0: all",
+        "window": "these are successive ones",
     },
     "FlowSFT": {
         "times": "distribution of the noise levels trained at",
@@ -148,22 +178,62 @@ MEANINGS: dict[str, dict[str, str]] = {
         "weighting": "of the error at a level",
         "dropout": "share of pictures trained without their condition, for guidance",
     },
-    "FlowGRPO": {
-        **_FLOW_GROUPED,
-        "denoising": "how they are drawn",
-        "clip_low": "the ratio of a step is clipped below 1 - clip_low",
-        "clip_high": "and above 1 + clip_high",
-        "kl_space": "in which that distance is measured",
+    "FlowDPO": {
+        **_REFERRED,
+        "reference_every": "steps after which the reference becomes the actor; 0: never",
+        "beta": "how dear a distance from the reference is",
+        **_TIMES,
+        "terms": "levels that every pair is noised to",
+    },
+    "FlowGRPO": _FLOW_CLIPPED,
+    "FlowGRPOGuard": {
+        **_FLOW_CLIPPED,
+        "guard_step_reweight": "divide the term of a step by its length",
+    },
+    "FlowDPPO": {
+        **_FLOW_COUPLED,
+        "threshold": "how far a step may move to where its advantage wants it",
+        "mask_space": "in which that is measured",
+    },
+    "Forgetting": {
+        "start": "share of the copy that stays when the ramp begins",
+        "flat": "optimizer steps of the phase for which the copy is the actor",
+        "rate": "what an optimizer step adds to that share",
+        "cap": "and its largest",
     },
     "FlowNFT": {
         **_FLOW_NOISED,
         "beta": "how far the velocities that are compared lie from the one that drew",
+        "old": "a copy that draws, and how it follows the actor; when absent, the actor draws",
     },
     "FlowAWM": {
         **_FLOW_NOISED,
         "weighting": "of the velocity error that stands for a log-probability",
         "clip_low": "the ratio of a noised picture is clipped below 1 - clip_low",
         "clip_high": "and above 1 + clip_high",
+        "ema_coef": "weight of the distance from the phase's average",
+    },
+    "FlowDGPO": {
+        **_FLOW_NOISED,
+        "beta": "scale of the preference",
+        "clip": "how far the error of a picture may leave that of the copy; 0: any",
+        "old": "a copy, and how it follows the actor",
+        "draw_old": "optimizer steps after which the copy draws",
+        "reference_guidance": "of the reference",
+    },
+    "FlowCRD": {
+        **_FLOW_NOISED,
+        "beta": "scale of the implicit reward",
+        "loss": "of its difference from the reward",
+        "temperature": "of the weights in a group's mean; below 0 they are equal",
+        "kl_floor": "weight of the distance for the worst; kl_coef is that for the best",
+        "reference_guidance": "of the reference",
+        "old": "the copy that the reward is implicit against, and how it follows the actor",
+        "sampler": "the copy that draws",
+    },
+    "FlowOnlineDPO": {
+        **_FLOW_NOISED,
+        "beta": "how dear a distance from the reference is",
     },
     "Schedule": {
         "kind": "how the learning rate falls after warm-up",
@@ -269,6 +339,7 @@ MEANINGS: dict[str, dict[str, str]] = {
     "Batch": {
         "rows": "rows of data, or prompts, a step",
         "micro_tokens": "most tokens at once; bounds memory, changes no result",
+        "micro_rows": "most pictures at once; bounds memory, changes no result; 0: all of an update",
         "max_length": "most tokens of prompt and response",
         "overlong": "what happens to a longer training row",
     },

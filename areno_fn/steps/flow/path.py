@@ -30,6 +30,7 @@ def noised(
     *,
     terms: int = 1,
     shared: torch.Tensor | None = None,
+    one_noise: bool = False,
     weight: torch.Tensor | None = None,
     advantage: torch.Tensor | None = None,
     groups: torch.Tensor | None = None,
@@ -49,6 +50,7 @@ def noised(
         terms: how many levels every sample is noised to.
         shared: int64 [B], rows with one number share level and noise (both of a pair, all of a group); the ids
             when omitted.
+        one_noise: a sample has the same noise in all terms.
         weight, advantage: float32 [B].
         groups: int64 [B], rows that are compared with each other.
         mask: bool [B, *].
@@ -59,7 +61,7 @@ def noised(
     for term in range(terms):
         stream = key.fold(term)
         sigma = sampled_times(times, stream.fold("level"), names)
-        noise = latent_noise(stream.fold("noise"), names, tuple(clean.shape[1:]))
+        noise = latent_noise((key if one_noise else stream).fold("noise"), names, tuple(clean.shape[1:]))
         batches.append(
             noised_to(
                 clean,

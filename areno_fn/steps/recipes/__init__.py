@@ -21,8 +21,15 @@ from areno_fn.contracts.spec import (
     SFT,
     AlgorithmSpec,
     FlowAWM,
+    FlowCRD,
+    FlowDGPO,
+    FlowDPO,
+    FlowDPPO,
     FlowGRPO,
+    FlowGRPOGuard,
     FlowNFT,
+    FlowOnlineDPO,
+    FlowReferred,
     FlowSFT,
     Repeated,
 )
@@ -38,9 +45,9 @@ from areno_fn.steps.recipes.algorithm import (
     actor,
     critic,
 )
-from areno_fn.steps.recipes.flow_coupled import flow_grpo
-from areno_fn.steps.recipes.flow_noised import flow_awm, flow_nft
-from areno_fn.steps.recipes.flow_supervised import flow_sft
+from areno_fn.steps.recipes.flow_coupled import flow_dppo, flow_grpo, flow_grpo_guard
+from areno_fn.steps.recipes.flow_noised import flow_awm, flow_crd, flow_dgpo, flow_nft, flow_online_dpo
+from areno_fn.steps.recipes.flow_supervised import flow_dpo, flow_sft
 from areno_fn.steps.recipes.ppo import ppo
 from areno_fn.steps.recipes.sampled import grpo, gspo
 from areno_fn.steps.recipes.supervised import dpo, sft
@@ -61,8 +68,14 @@ __all__ = [
     "critic",
     "dpo",
     "flow_awm",
+    "flow_crd",
+    "flow_dgpo",
+    "flow_dpo",
+    "flow_dppo",
     "flow_grpo",
+    "flow_grpo_guard",
     "flow_nft",
+    "flow_online_dpo",
     "flow_sft",
     "grpo",
     "gspo",
@@ -86,9 +99,15 @@ RECIPES: dict[type[AlgorithmSpec], Recipe] = {
     GSPO: Recipe(execution=GENERATION_REWARD, build=gspo),
     PPO: Recipe(execution=GENERATION_REWARD, build=ppo),
     FlowSFT: Recipe(execution=DATASET_NONE, build=flow_sft),
+    FlowDPO: Recipe(execution=DATASET_NONE, build=flow_dpo),
     FlowGRPO: Recipe(execution=GENERATION_REWARD, build=flow_grpo),
+    FlowGRPOGuard: Recipe(execution=GENERATION_REWARD, build=flow_grpo_guard),
+    FlowDPPO: Recipe(execution=GENERATION_REWARD, build=flow_dppo),
     FlowNFT: Recipe(execution=GENERATION_REWARD, build=flow_nft),
     FlowAWM: Recipe(execution=GENERATION_REWARD, build=flow_awm),
+    FlowDGPO: Recipe(execution=GENERATION_REWARD, build=flow_dgpo),
+    FlowCRD: Recipe(execution=GENERATION_REWARD, build=flow_crd),
+    FlowOnlineDPO: Recipe(execution=GENERATION_REWARD, build=flow_online_dpo),
 }
 """The only registry of algorithms. A specification's `execution` and its recipe's must be one constant."""
 
@@ -113,7 +132,7 @@ def build(spec: AlgorithmSpec, materials: Materials, loss: Losses | None = None)
                 f"a loss was given for {role!r}, but the roles that are trained are {', '.join(spec.roles)}"
             )
     algorithm = RECIPES[type(spec)].build(spec, materials, given)
-    every = spec.reference_every if isinstance(spec, DPO | Repeated) else 0
+    every = spec.reference_every if isinstance(spec, DPO | Repeated | FlowReferred) else 0
     if not every:
         return algorithm
     put = materials.shelves[REFERENCE].put

@@ -24,7 +24,9 @@ from areno_fn.steps.variants import AVERAGE, Shelf, averaging, followed, snapsho
 ACTOR = "actor"
 CRITIC = "critic"
 REFERENCE = "reference"
-SHELVES: Mapping[str, Shelf] = MappingProxyType({REFERENCE: Shelf(put=snapshot), AVERAGE: Shelf()})
+SHELVES: Mapping[str, Shelf] = MappingProxyType(
+    {REFERENCE: Shelf(put=snapshot), AVERAGE: Shelf(), "old": Shelf(), "sampler": Shelf()}
+)
 """Snapshots that lie beside the parameters."""
 
 Losses = Stage | Mapping[str, Stage]
@@ -56,6 +58,7 @@ class Materials:
         optimizers: by role, what moves it in this phase.
         stop: token ids that end a completion.
         micro_tokens: token budget of a micro-batch.
+        micro_rows: most pictures of one; 0 for all of an update.
         max_length: longest training row, the length that "constant_length" divides by where no other is given.
         max_rows: most sequences decoded at once.
         view: from the parameters of all roles to what the policy takes; rollouts, training and the reference use it.
@@ -73,6 +76,7 @@ class Materials:
     optimizers: Mapping[str, Optimizer]
     stop: tuple[int, ...] = ()
     micro_tokens: int = 8192
+    micro_rows: int = 0
     max_length: int = 1024
     max_rows: int = 1024
     view: View = actor

@@ -1,4 +1,4 @@
-"""Algorithms whose decisions are the noisy denoising steps that were drawn: Flow-GRPO."""
+"""Algorithms whose decisions are the noisy denoising steps that were drawn: Flow-GRPO, GRPO-Guard and Flow-DPPO."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from collections.abc import Mapping
 from areno_fn.contracts.actions import Metrics
 from areno_fn.contracts.flow import FlowPrompts, Trajectory
 from areno_fn.contracts.flow_batch import JudgedTrajectory
-from areno_fn.contracts.spec import FlowGRPO
+from areno_fn.contracts.key import Key
+from areno_fn.contracts.spec import FlowCoupled, FlowDPPO, FlowGRPO, FlowGRPOGuard, NoisyDenoising, refers
 from areno_fn.contracts.state import TrainState
-from areno_fn.steps.advantages import group_advantages
 from areno_fn.steps.compose import pipeline
-from areno_fn.steps.flow.noise import noise_levels
+from areno_fn.steps.flow.noise import noise_levels, noisy_subset, noisy_window
 from areno_fn.steps.flow.objectives import coupled
 from areno_fn.steps.flow.sample import flow_sampler
+from areno_fn.steps.flow.schedule import places
 from areno_fn.steps.flow.score import denoising, move, recall
 from areno_fn.steps.joins import Stage
-from areno_fn.steps.recipes.algorithm import ACTOR, NO_LOSSES, Algorithm, Materials, beginning, moving, start_of
+from areno_fn.steps.recipes.algorithm import ACTOR, NO_LOSSES, Algorithm, Materials, moving
+from areno_fn.steps.recipes.flow_copies import drawing_params, flow_beginning, lasting, reference_of, scoring_params
 from areno_fn.steps.recipes.flow_drawing import process_of, schedule_of
+from areno_fn.steps.recipes.flow_groups import advantages_of
 from areno_fn.steps.recipes.sampled import iterated, updates_of
 from areno_fn.steps.token.report import describe_rewards, mean_metrics
 
@@ -25,34 +28,83 @@ from areno_fn.steps.token.report import describe_rewards, mean_metrics
 def flow_grpo(spec: FlowGRPO, materials: Materials, losses: Mapping[str, Stage] = NO_LOSSES) -> Algorithm:
     """Flow-GRPO (arXiv 2505.05470) and, by its dynamics, DanceGRPO (2505.07818).
 
-    Every iteration draws `samples` latents a prompt with noise in every step but the last, takes the reward's deviation
-    from a baseline as the advantage of all noisy steps of a latent, and makes `epochs` x `minibatches` updates.
+    Every iteration draws `samples` latents a prompt with noise in some steps, takes the reward's deviation from a baseline
+    as the advantage of all noisy steps of a latent, and makes `epochs` x `minibatches` updates.
 
     Args:
         losses: for the actor, a stage `Moves -> Sums` instead of the clipped surrogate.
     """
-    policy = materials.policy
-    process, schedule = process_of(spec.denoising), schedule_of(spec.denoising)
-    levels = noise_levels(schedule.steps, None, spec.denoising.level)
-    rollout, drawn_with = flow_sampler(policy, process), materials.drawn_with or materials.view
     surrogate = coupled.flow_grpo(spec.clip_low, spec.clip_high, kl_coef=spec.kl_coef, kl_space=spec.kl_space)
-    update = moving(pipeline(move(policy), losses.get(ACTOR) or surrogate), materials)
+    return _stepwise(spec, materials, losses.get(ACTOR) or surrogate, before=False)
+
+
+def flow_grpo_guard(spec: FlowGRPOGuard, materials: Materials, losses: Mapping[str, Stage] = NO_LOSSES) -> Algorithm:
+    """GRPO-Guard (arXiv 2510.22319): `flow_grpo` with ratios that are centred and of one scale.
+
+    Args:
+        losses: for the actor, a stage `Moves -> Sums` instead of its own.
+    """
+    surrogate = coupled.grpo_guard(
+        spec.clip_low,
+        spec.clip_high,
+        step_reweight=spec.guard_step_reweight,
+        kl_coef=spec.kl_coef,
+        kl_space=spec.kl_space,
+    )
+    return _stepwise(spec, materials, losses.get(ACTOR) or surrogate, before=True)
+
+
+def flow_dppo(spec: FlowDPPO, materials: Materials, losses: Mapping[str, Stage] = NO_LOSSES) -> Algorithm:
+    """Flow-DPPO (arXiv 2606.11025): `flow_grpo` with a trust region of transitions in the place of the clip.
+
+    Args:
+        losses: for the actor, a stage `Moves -> Sums` instead of its own.
+    """
+    surrogate = coupled.dppo(spec.threshold, space=spec.mask_space, kl_coef=spec.kl_coef, kl_space=spec.kl_space)
+    return _stepwise(spec, materials, losses.get(ACTOR) or surrogate, before=True)
+
+
+def noisy_steps(spec: NoisyDenoising, key: Key) -> tuple[int, ...]:
+    """The steps of one iteration that have noise.
+
+    Args:
+        spec: what they are chosen from, and how many.
+        key: of the iteration.
+    """
+    candidates = places(spec.noisy or range(spec.steps - 1), spec.steps)
+    if not spec.count:
+        return candidates
+    return (noisy_window if spec.window else noisy_subset)(key, candidates, spec.count)
+
+
+def _stepwise(spec: FlowCoupled, materials: Materials, loss: Stage, *, before: bool) -> Algorithm:
+    """Draw with noise, judge, compare, and make `epochs` x `minibatches` updates on the noisy steps.
+
+    Args:
+        before: the loss reads the transitions under the parameters that drew.
+    """
+    policy, drawn_by = materials.policy, spec.denoising
+    process, schedule = process_of(drawn_by), schedule_of(drawn_by)
+    rollout, update = flow_sampler(policy, process), moving(pipeline(move(policy), loss), materials)
 
     def sample(state: TrainState, prompts: FlowPrompts) -> Trajectory:
         key = state.key.fold("rollout").fold(state.counters.rollout_iteration)
-        return rollout(drawn_with(state.params), prompts, key, schedule, levels, samples=spec.samples)
+        levels = noise_levels(drawn_by.steps, noisy_steps(drawn_by, key.fold("noisy")), drawn_by.level)
+        return rollout(drawing_params(spec, state, materials), prompts, key, schedule, levels, samples=spec.samples)
 
     def step(state: TrainState, batch: JudgedTrajectory) -> tuple[TrainState, Metrics]:
-        drawn = batch.rollout
-        advantages = group_advantages(batch.rewards, drawn.groups, baseline=spec.baseline, scale=spec.scale)
-        reference = start_of(state, materials) if spec.kl_coef else None
+        drawn, advantages = batch.rollout, advantages_of(spec, batch)
+        updates = updates_of(spec, state, drawn.ids.shape[0])
+        first = lasting(state, materials, len(updates)) if before else state
+        frozen = {"before": scoring_params(spec, first, materials)} if before else {}
+        if refers(spec):
+            frozen["reference"] = reference_of(spec, state, materials)
         reported = []
-        for rows in updates_of(spec, state, drawn.ids.shape[0]):
-            micro = denoising(drawn, advantages, rows=rows.to(drawn.ids.device))
-            if reference is not None:
-                micro = tuple(recall(policy, one, reference=reference) for one in micro)
-            state, metrics = update(state, micro)
+        for rows in updates:
+            rows = rows.to(drawn.ids.device)
+            micro = denoising(drawn, advantages, rows=rows, micro=materials.micro_rows or None)
+            state, metrics = update(state, tuple(recall(policy, one, **frozen) for one in micro) if frozen else micro)
             reported.append(metrics)
         return iterated(state), mean_metrics(reported) | describe_rewards(batch.rewards, drawn.groups, advantages)
 
-    return Algorithm(begin=beginning(materials, keep_reference=spec.kl_coef > 0), sample=sample, step=step)
+    return Algorithm(begin=flow_beginning(spec, materials), sample=sample, step=step)

@@ -1,29 +1,55 @@
-"""Algorithms that noise again what was drawn without noise: DiffusionNFT and advantage weighted matching."""
+"""Algorithms that noise again what was drawn: DiffusionNFT, AWM, DGPO, CRD, and Diffusion-DPO of what was drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import torch
 
-from areno_fn import tree
 from areno_fn.contracts.actions import Metrics
-from areno_fn.contracts.flow import FlowPrompts, Trajectory
+from areno_fn.contracts.flow import Trajectory
 from areno_fn.contracts.flow_batch import JudgedTrajectory
-from areno_fn.contracts.spec import FlowAWM, FlowNFT, FlowNoised
+from areno_fn.contracts.spec import (
+    FlowAWM,
+    FlowCRD,
+    FlowDGPO,
+    FlowNFT,
+    FlowNoised,
+    FlowOnlineDPO,
+    FlowWhole,
+    copies_of,
+    refers,
+)
 from areno_fn.contracts.state import TrainState
-from areno_fn.steps.advantages import group_advantages
 from areno_fn.steps.compose import pipeline
-from areno_fn.steps.flow.objectives.decoupled import advantage_weighted, diffusion_nft
-from areno_fn.steps.flow.path import noised, predict, remember
-from areno_fn.steps.flow.sample import flow_sampler
-from areno_fn.steps.flow.times import Times
+from areno_fn.steps.flow.objectives.decoupled import advantage_weighted, centred_reward, diffusion_nft
+from areno_fn.steps.flow.objectives.preference import best_and_worst, diffusion_dpo, group_preference
+from areno_fn.steps.flow.path import predict
 from areno_fn.steps.joins import Stage
-from areno_fn.steps.recipes.algorithm import ACTOR, NO_LOSSES, Algorithm, Materials, beginning, moving, start_of
-from areno_fn.steps.recipes.flow_drawing import process_of, schedule_of
+from areno_fn.steps.recipes.algorithm import ACTOR, NO_LOSSES, Algorithm, Materials, moving
+from areno_fn.steps.recipes.flow_again import noised_again, noiseless, remembered
+from areno_fn.steps.recipes.flow_copies import (
+    OLD,
+    SAMPLER,
+    copy_of,
+    drawing_params,
+    flow_beginning,
+    followed,
+    lasting,
+    reference_of,
+    scoring_params,
+    updates_made,
+)
+from areno_fn.steps.recipes.flow_groups import advantages_of, updates_of_groups
 from areno_fn.steps.recipes.sampled import iterated, updates_of
+from areno_fn.steps.token.experience import minibatches
 from areno_fn.steps.token.report import describe_rewards, mean_metrics
-from areno_fn.steps.variants import snapshot
+from areno_fn.steps.variants import AVERAGE
+
+Params = Callable[[TrainState], Any]
+"""From a state to what the policy takes."""
 
 
 def flow_nft(spec: FlowNFT, materials: Materials, losses: Mapping[str, Stage] = NO_LOSSES) -> Algorithm:
@@ -33,62 +59,161 @@ def flow_nft(spec: FlowNFT, materials: Materials, losses: Mapping[str, Stage] = 
         losses: for the actor, a stage `Velocities -> Sums` instead of its own.
     """
     loss = diffusion_nft(spec.beta, max_advantage=spec.max_advantage, kl_coef=spec.kl_coef)
-    return _noising(spec, materials, losses.get(ACTOR) or loss)
+    copy = None if spec.old is None else partial(copy_of, materials=materials, name=OLD)
+    old = copy or partial(scoring_params, spec, materials=materials)
+    return _rewarded(spec, materials, losses.get(ACTOR) or loss, draws=copy, said={"old": old})
 
 
 def flow_awm(spec: FlowAWM, materials: Materials, losses: Mapping[str, Stage] = NO_LOSSES) -> Algorithm:
-    """Advantage weighted matching (arXiv 2509.25050), without a running average.
+    """Advantage weighted matching (arXiv 2509.25050).
 
     Args:
         losses: for the actor, a stage `Velocities -> Sums` instead of its own.
     """
     loss = advantage_weighted(
-        spec.weighting, spec.clip_low, spec.clip_high, max_advantage=spec.max_advantage, kl_coef=spec.kl_coef
+        spec.weighting,
+        spec.clip_low,
+        spec.clip_high,
+        max_advantage=spec.max_advantage,
+        kl_coef=spec.kl_coef,
+        average_kl_coef=spec.ema_coef,
     )
-    return _noising(spec, materials, losses.get(ACTOR) or loss)
+    said: dict[str, Params] = {"old": partial(scoring_params, spec, materials=materials)}
+    if spec.ema_coef:
+        said["average"] = partial(copy_of, materials=materials, name=AVERAGE)
+    return _rewarded(spec, materials, losses.get(ACTOR) or loss, said=said)
 
 
-def _noising(spec: FlowNoised, materials: Materials, loss: Stage) -> Algorithm:
-    """Draw by the ODE, judge, compare, noise, and make `epochs` x `minibatches` updates, each with levels of its own.
+def flow_dgpo(spec: FlowDGPO, materials: Materials, losses: Mapping[str, Stage] = NO_LOSSES) -> Algorithm:
+    """DGPO (arXiv 2510.08425).
 
-    What the parameters that drew say of the noised samples is data, and so is what the reference says.
+    Args:
+        losses: for the actor, a stage `Velocities -> Sums` instead of its own.
     """
-    policy, times = materials.policy, Times(kind=spec.times, shift=spec.shift)
-    schedule = schedule_of(spec.denoising)
-    rollout, drawn_with = flow_sampler(policy, process_of(spec.denoising)), materials.drawn_with or materials.view
-    update = moving(pipeline(predict(policy), loss), materials)
+    loss = group_preference(spec.beta, max_advantage=spec.max_advantage, trust=spec.clip, kl_coef=spec.kl_coef)
+    old = partial(copy_of, materials=materials, name=OLD)
 
-    def sample(state: TrainState, prompts: FlowPrompts) -> Trajectory:
-        key = state.key.fold("rollout").fold(state.counters.rollout_iteration)
-        levels = torch.zeros(schedule.steps)
-        return rollout(drawn_with(state.params), prompts, key, schedule, levels, samples=spec.samples)
+    def draws(state: TrainState) -> Any:
+        return old(state) if updates_made(state) >= spec.draw_old else drawing_params(spec, state, materials)
+
+    said = {"old": old} if spec.clip else {}
+    return _rewarded(
+        spec,
+        materials,
+        losses.get(ACTOR) or loss,
+        draws=draws,
+        said=said,
+        guidance=spec.reference_guidance,
+        one_noise=True,
+        at_once=True,
+    )
+
+
+def flow_crd(spec: FlowCRD, materials: Materials, losses: Mapping[str, Stage] = NO_LOSSES) -> Algorithm:
+    """Centred reward distillation (arXiv 2603.14128).
+
+    Args:
+        losses: for the actor, a stage `Velocities -> Sums` instead of its own.
+    """
+    loss = centred_reward(
+        spec.beta,
+        loss=spec.loss,
+        temperature=spec.temperature,
+        max_advantage=spec.max_advantage,
+        kl_coef=spec.kl_coef,
+        kl_floor=spec.kl_floor,
+    )
+    return _rewarded(
+        spec,
+        materials,
+        losses.get(ACTOR) or loss,
+        draws=partial(copy_of, materials=materials, name=SAMPLER),
+        said={"old": partial(copy_of, materials=materials, name=OLD)},
+        guidance=spec.reference_guidance,
+    )
+
+
+def flow_online_dpo(spec: FlowOnlineDPO, materials: Materials, losses: Mapping[str, Stage] = NO_LOSSES) -> Algorithm:
+    """Diffusion-DPO (arXiv 2311.12908) of the best and the worst of every group.
+
+    Args:
+        losses: for the actor, a stage `Velocities -> Sums` instead of its own.
+    """
+    return _rewarded(spec, materials, losses.get(ACTOR) or diffusion_dpo(spec.beta))
+
+
+def _rewarded(
+    spec: FlowNoised,
+    materials: Materials,
+    loss: Stage,
+    *,
+    draws: Params | None = None,
+    said: Mapping[str, Params] = {},
+    guidance: float = 1.0,
+    one_noise: bool = False,
+    at_once: bool = False,
+) -> Algorithm:
+    """Draw, judge, compare, noise, and make `epochs` x `minibatches` updates, each with levels of its own.
+
+    What frozen parameters say of the noised samples is data.
+
+    Args:
+        draws: what draws; the actor or its average when None.
+        said: by field of `Noised`, other frozen parameters than the reference, as they are when an iteration begins.
+        guidance: of the reference.
+        one_noise: a sample has one noise at all levels of an update.
+        at_once: copies follow the actor after every update, and `said` with them; else after every iteration.
+    """
+    policy, copies = materials.policy, copies_of(spec)
+    update = moving(pipeline(predict(policy), loss), materials)
+    drawing = draws or (lambda state: drawing_params(spec, state, materials))
 
     def step(state: TrainState, batch: JudgedTrajectory) -> tuple[TrainState, Metrics]:
-        drawn = batch.rollout
-        advantages = group_advantages(batch.rewards, drawn.groups, baseline=spec.baseline, scale=spec.scale)
-        updates = updates_of(spec, state, drawn.ids.shape[0])
-        own = state.params[ACTOR]
-        if materials.donate and len(updates) > 1:  # the first of them would move what drew
-            own = snapshot(own)
-        frozen = {"old": materials.view({**state.params, ACTOR: own})}
-        if spec.kl_coef:
-            frozen["reference"] = start_of(state, materials)
+        drawn, advantages = batch.rollout, advantages_of(spec, batch)
+        updates = _rows(spec, state, drawn, advantages)
+        reference = {"reference": reference_of(spec, state, materials)} if refers(spec) else {}
+        first = lasting(state, materials, len(updates))
+        frozen = {name: params(first) for name, params in said.items()}
         reported = []
         for rows in updates:
-            rows = rows.to(drawn.ids.device)
-            micro = noised(
-                drawn.final[rows],
-                tree.map(lambda x, rows=rows: x[rows], drawn.conditions),
-                drawn.ids[rows],
+            micro = noised_again(
+                spec,
+                drawn,
+                advantages,
+                rows.to(drawn.ids.device),
                 state.key.fold("levels").fold(state.counters.optimizer_step),
-                times,
-                terms=spec.terms,
-                advantage=advantages[rows],
-                groups=drawn.groups[rows],
-                mask=None if drawn.mask is None else drawn.mask[rows],
+                together=isinstance(spec, FlowWhole | FlowOnlineDPO),
+                one_noise=one_noise,
+                most=materials.micro_rows,
             )
-            state, metrics = update(state, tuple(remember(policy, one, **frozen) for one in micro))
+            known = tuple(remembered(policy, one, frozen | reference, guidance) for one in micro)
+            state, metrics = update(state, known)
+            if at_once:
+                state = followed(state, copies, materials)
+                frozen = {name: params(state) for name, params in said.items()}
             reported.append(metrics)
-        return iterated(state), mean_metrics(reported) | describe_rewards(batch.rewards, drawn.groups, advantages)
+        state = state if at_once or not copies else followed(state, copies, materials)
+        told = mean_metrics(reported) if reported else {}
+        return iterated(state), told | describe_rewards(batch.rewards, drawn.groups, advantages)
 
-    return Algorithm(begin=beginning(materials, keep_reference=spec.kl_coef > 0), sample=sample, step=step)
+    return Algorithm(begin=flow_beginning(spec, materials), sample=noiseless(spec, policy, drawing), step=step)
+
+
+def _rows(spec: FlowNoised, state: TrainState, drawn: Trajectory, advantages: torch.Tensor) -> list[torch.Tensor]:
+    """The rows of every update; of a preference the pairs, of which there may be none."""
+    if isinstance(spec, FlowWhole):
+        return updates_of_groups(spec, state, drawn.groups)
+    if not isinstance(spec, FlowOnlineDPO):
+        return updates_of(spec, state, drawn.ids.shape[0])
+    pairs = best_and_worst(advantages, drawn.groups).reshape(-1, 2).cpu()
+    if not len(pairs):
+        return []
+    shuffle, count = (
+        state.key.fold("minibatches").fold(state.counters.rollout_iteration),
+        min(spec.minibatches, len(pairs)),
+    )
+    return [
+        pairs[some].flatten()
+        for epoch in range(spec.epochs)
+        for some in minibatches(len(pairs), count, shuffle.fold(epoch))
+    ]

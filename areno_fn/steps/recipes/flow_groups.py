@@ -1,0 +1,55 @@
+"""What the algorithms of flow models do with a judged rollout before they update: compare its rows, and cut it up."""
+
+from __future__ import annotations
+
+import torch
+
+from areno_fn.contracts.flow_batch import JudgedTrajectory
+from areno_fn.contracts.spec import FlowGrouped
+from areno_fn.contracts.state import TrainState
+from areno_fn.steps.advantages import group_advantages
+from areno_fn.steps.mixed_advantages import mixed_advantages
+from areno_fn.steps.recipes.sampled import updates_of
+
+
+def advantages_of(spec: FlowGrouped, batch: JudgedTrajectory) -> torch.Tensor:
+    """How much better every row is than its group, float32 [B], at most `max_advantage` from 0.
+
+    With `combine = "each"` that is asked of every reward, and the weighted sum is scaled over the batch (GDPO, arXiv 2601.05242).
+    """
+    groups, each = batch.rollout.groups, batch.each
+    if spec.combine == "sum" or each is None:
+        found = group_advantages(batch.rewards, groups, baseline=spec.baseline, scale=spec.scale)
+    else:
+        found = mixed_advantages(each.values, each.weights, groups, applies=each.applies)
+    return found.clamp(-spec.max_advantage, spec.max_advantage)
+
+
+def updates_of_groups(spec: FlowGrouped, state: TrainState, groups: torch.Tensor) -> list[torch.Tensor]:
+    """The rows of every update as `updates_of` shuffles them, but whole groups at a time.
+
+    Args:
+        groups: int64 [B].
+    """
+    found, member = torch.unique(groups, return_inverse=True)
+    rows = [(member == place).nonzero().flatten() for place in range(len(found))]
+    return [torch.cat([rows[place] for place in some.tolist()]) for some in updates_of(spec, state, len(found))]
+
+
+def parts(units: torch.Tensor, most: int) -> list[torch.Tensor]:
+    """The places of micro-batches of at most `most` rows each (0: of all), in which no unit is torn apart.
+
+    Args:
+        units: int64 [M], rows that stand together and have one number stay together; a unit that is larger is one part.
+        most: rows.
+    """
+    whole = torch.arange(units.shape[0], device=units.device)
+    if not most or units.shape[0] <= most:
+        return [whole]
+    _, lengths = torch.unique_consecutive(units, return_counts=True)
+    sizes = [0]
+    for length in lengths.tolist():
+        if sizes[-1] and sizes[-1] + length > most:
+            sizes.append(0)
+        sizes[-1] += length
+    return list(torch.split(whole, sizes))
