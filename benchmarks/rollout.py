@@ -199,17 +199,16 @@ def _tune() -> None:
     attention, case = attention_cases.HOT[0], sample_cases.HOT[0]
     given, keywords = attention_cases.build(attention, torch.device("cuda"))
     _try(
-        "paged_attention",
-        {"PLACES": (32, 64, 128), "WARPS": (2, 4, 8), "STAGES": (2, 3, 4)},
+        "paged_attention.few",
+        {"STEPS": (2, 4, 8, 16), "WARPS": (1, 2, 4, 8)},
         lambda: paged_attention(*given, **keywords),
     )
     drawn, rules = sample_cases.build(case, torch.device("cuda"))
-    tiles = {"COLUMNS": (1024, 2048, 4096), "WARPS": (4, 8), "PROGRAMS": (1024, 2048, 8192)}
-    _try("sample", tiles, lambda: sample(*drawn, **rules))
+    _try("sample.triton", {"BLOCKS": (4, 8, 16, 32)}, lambda: sample(*drawn, **rules))
 
 
 def _try(kernel: str, choices: dict[str, tuple[int, ...]], run: Callable[[], Any]) -> None:
-    module = importlib.import_module(f"areno_fn.kernels.{kernel}.triton")
+    module = importlib.import_module(f"areno_fn.kernels.{kernel}")
     kept = {name: getattr(module, name) for name in choices}
     times = {}
     for values in itertools.product(*choices.values()):

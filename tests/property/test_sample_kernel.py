@@ -66,11 +66,15 @@ def test_it_holds_over_many_blocks(mode: str, case: Case) -> None:
 
 @INTERPRETED
 @pytest.mark.parametrize("rules", cases.RULES)
-def test_both_implementations_draw_the_same_tokens(rules: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case(sizes=(40, 200), dtype=torch.float32, variant=rules, magnitude=2.0, seed=3)
+@pytest.mark.parametrize(("sizes", "room"), [((30, 200), 200), ((8, 1000), 1000), ((6, 300), 3)])
+def test_both_implementations_draw_the_same_tokens(
+    rules: str, sizes: tuple[int, int], room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(sizes=sizes, dtype=torch.float32, variant=rules, magnitude=2.0, seed=3)
     positional, fields = cases.build(case, "cpu")
     want = sample(*positional, **fields)
     monkeypatch.setitem(BACKENDS, "cpu", "triton")
+    monkeypatch.setattr("areno_fn.kernels.sample.triton.ROOM", room)
     got = sample(*positional, **fields)
     assert torch.equal(got[0], want[0]) and torch.equal(got[2], want[2])
     torch.testing.assert_close(got[1], want[1], rtol=0, atol=1e-6)

@@ -120,6 +120,18 @@ def test_draws_follow_the_distribution_over_ids_and_over_positions() -> None:
             assert chi_square(counts[inside], exact) < CRITICAL[len(inside) - 1]
 
 
+def test_draws_of_blocks_and_of_tokens_in_them_follow_the_distribution() -> None:
+    many = 6_000
+    logits = 2 * torch.randn(700, generator=torch.Generator().manual_seed(4))
+    tokens, logp, _ = draw(logits.expand(many, -1), Sampling(), Key.of(21), torch.arange(many), torch.full((many,), 3))
+    exact = logits.double().softmax(0)
+    torch.testing.assert_close(logp.double(), exact[tokens].log(), rtol=1e-6, atol=1e-5)
+    for bins in (torch.arange(700) % 25, (torch.arange(700) // 28)):  # across the three blocks, and along them
+        counts, wanted = tokens.new_zeros(25), exact.new_zeros(25)
+        counts.index_add_(0, bins[tokens], torch.ones_like(tokens))
+        assert chi_square(counts, wanted.index_add_(0, bins, exact)) < CRITICAL[24]
+
+
 def test_draws_at_neighbouring_coordinates_are_independent() -> None:
     many, size = 40_000, 5
     logits, sampling, along = torch.zeros(many, size), Sampling(), torch.arange(many)

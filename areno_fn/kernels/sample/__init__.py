@@ -22,7 +22,11 @@ def sample(
     top_p: float,
     min_p: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The largest of the remaining logits plus Gumbel noise at (key, id, position, token).
+    """The largest of the remaining logits plus Gumbel noise at (key, id, position, lane); a token's lane is its number.
+
+    Where no rule cuts anything off and there are more than 256 tokens this happens twice: with the log-masses of blocks
+    of 256 tokens, whose lanes are -1, -2 and so on, and with the tokens of the block that this gives. The
+    distribution is the same, and noise is needed for a few hundred lanes instead of all.
 
     The logits are divided by the temperature; then each rule is applied to what the one before has left: the `top_k`
     largest (0: all); the smallest set of the likeliest with mass `top_p`; those with at least `min_p` times the
