@@ -70,6 +70,10 @@ class NoiseLevels:
     solver: Solver = "euler"
 
 
+EVEN = NoiseLevels()
+"""Those of a model without a scheduler of its own: an even grid."""
+
+
 class FlowAdapter(FlowPolicy, Protocol):
     """A pipeline as functions, for one checkpoint and one size of what it makes.
 

@@ -52,7 +52,7 @@ class Media:
             )
 
 
-@attrs.frozen(kw_only=True, eq=False)
+@attrs.frozen(kw_only=True, eq=False, repr=False)
 class Request:
     """What one output is to be like.
 
@@ -65,6 +65,9 @@ class Request:
     prompt: str
     negative_prompt: str | None = None
     media: tuple[Media, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Request({self.fingerprint})"
 
     @property
     def fingerprint(self) -> str:

@@ -22,6 +22,7 @@ from areno_fn.contracts.spec_flow import FlowSFT as FlowSFT
 from areno_fn.contracts.spec_flow import Levels as Levels
 from areno_fn.contracts.spec_flow import Medium as Medium
 from areno_fn.contracts.spec_flow import NoisyDenoising as NoisyDenoising
+from areno_fn.contracts.spec_flow import PipelineSpec as PipelineSpec
 from areno_fn.contracts.spec_flow import refers as refers
 from areno_fn.contracts.spec_flow_coupled import FlowClipped as FlowClipped
 from areno_fn.contracts.spec_flow_coupled import FlowCoupled as FlowCoupled
@@ -61,10 +62,14 @@ class ScratchModel(Spec, frozen=True, kw_only=True, tag="scratch", tag_field="ki
 
 
 class HFModel(Spec, frozen=True, kw_only=True, tag="hf", tag_field="kind"):
-    """A Hugging Face folder. `dtype` is that of the parameters in memory; "source" keeps each file's own."""
+    """A Hugging Face folder, or one of a pipeline of diffusers, whose transformer is trained.
+
+    `dtype` is that of the trained parameters in memory; "source" keeps each file's own. `pipeline` is for the latter alone.
+    """
 
     path: str
     dtype: Literal["source", "float32", "bfloat16"] = "source"
+    pipeline: PipelineSpec | None = None
 
 
 class ByteTokenizer(Spec, frozen=True, kw_only=True, tag="byte", tag_field="kind"):

@@ -34,15 +34,33 @@ class DigitPairsData(Spec, frozen=True, kw_only=True, tag="digit_pairs", tag_fie
     weight: Rate = 0.0
 
 
+class PipelineSpec(Spec, frozen=True, kw_only=True):
+    """What a pipeline of diffusers makes, and with which frozen parts.
+
+    Sizes are exact, and those of the model where they are 0. `guidance` is the scale that a model with embedded guidance is
+    told (0: as its family is used); classifier-free guidance is that of the denoising. `dtype` is that of the frozen parts
+    in memory. `parts` are other folders, by the component that each takes the place of.
+    """
+
+    height: Natural = 0
+    width: Natural = 0
+    frames: Natural = 0
+    guidance: Rate = 0.0
+    compile: bool = False
+    dtype: Literal["source", "float32", "bfloat16"] = "source"
+    parts: dict[str, str] = field(default_factory=dict)
+
+
 class Levels(Spec, frozen=True, kw_only=True):
     """The noise levels of a flow model's steps, from noise to data, as `areno_fn.steps.flow.schedule` makes them.
 
     With `guidance` above 1 the velocity is led away from what the model says without a condition, which it must have
-    learned, by a `dropout` for example.
+    learned, by a `dropout` for example. A `shift` of 0 spaces them as the model's own scheduler does, which is evenly where it
+    has none.
     """
 
     steps: Positive = 20
-    shift: Annotated[float, Meta(gt=0)] = 1.0
+    shift: Rate = 0.0
     guidance: Annotated[float, Meta(ge=1)] = 1.0
 
 

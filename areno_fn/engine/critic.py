@@ -63,7 +63,7 @@ class FullCritic:
     @property
     def layout(self) -> Iso:
         """From the tensors of a classification folder to its parameters."""
-        return valued.layout(self.model.family, self.model.config) if self.source is None else self.source.layout
+        return valued.layout(self.model.text_family, self.model.config) if self.source is None else self.source.layout
 
     @property
     def placements(self) -> Mapping[str, Placement]:
@@ -120,7 +120,7 @@ class LoraCritic:
     @property
     def layout(self) -> Iso:
         """From the tensors of a classification folder to its merged parameters."""
-        return valued.layout(self.finetune.model.family, self.finetune.model.config)
+        return valued.layout(self.finetune.model.text_family, self.finetune.model.config)
 
     @property
     def placements(self) -> Mapping[str, Placement]:

@@ -28,40 +28,48 @@ BASE = "base"
 
 @attrs.frozen(kw_only=True)
 class FullPlan:
-    """Every parameter is trained: the actor is the whole model."""
+    """Every parameter is trained: the actor is the whole model, but for tables that are stored beside parameters."""
 
     model: ModelPlan
 
     @property
     def roles(self) -> RoleLayout:
-        """The actor alone."""
-        return RoleLayout(roles=(Role(name=ACTOR),))
+        """The actor alone, or the actor and what is fixed."""
+        if not self.model.fixed:
+            return RoleLayout(roles=(Role(name=ACTOR),))
+        return RoleLayout(roles=(Role(name=ACTOR, trunk=BASE), Role(name=BASE, trainable=False)))
 
     @property
     def placements(self) -> Mapping[str, Placement]:
         """How ranks share each leaf of the actor."""
-        return self.model.placements
+        return {path: how for path, how in self.model.placements.items() if path not in self.model.fixed}
 
     def describe(self) -> str:
         """What is trained, in words."""
-        return f"all {count(self.model.shapes()):,} parameters"
+        return f"all {count(self.shapes()[ACTOR]):,} parameters"
 
     def shapes(self) -> dict[str, Any]:
         """The parameters of each role as meta tensors."""
-        return {ACTOR: self.model.shapes()}
+        return self._by_role(self.model.shapes())
 
     def load(self, key: Key, device: torch.device, progress: hf.Progress | None = None) -> dict[str, Any]:
         """The parameters of each role: read, or drawn with the run's key."""
-        return {ACTOR: self.model.load(key.fold("init"), device, progress)}
+        return self._by_role(self.model.load(key.fold("init"), device, progress))
 
     def view(self, params: Mapping[str, Any]) -> Any:
         """What the policy takes."""
-        return actor(params)
+        return {**params[BASE], **actor(params)} if self.model.fixed else actor(params)
 
     def merged(self, params: Mapping[str, Any], dtype: Callable[[str], torch.dtype]) -> Any:
         """The trained model as one parameter tree."""
         del dtype
-        return actor(params)
+        return self.view(params)
+
+    def _by_role(self, params: Any) -> dict[str, Any]:
+        if not self.model.fixed:
+            return {ACTOR: params}
+        own = {path: leaf for path, leaf in params.items() if path not in self.model.fixed}
+        return {ACTOR: own, BASE: {path: leaf for path, leaf in params.items() if path in self.model.fixed}}
 
 
 @attrs.frozen(kw_only=True)

@@ -25,6 +25,7 @@ from areno_fn.engine.told import told
 from areno_fn.steps.joins import stage_name
 from areno_fn.steps.recipes import Losses
 from areno_fn.world.pictures import PairRow, PictureRow
+from areno_fn.world.prompted import PromptedRow
 from areno_fn.world.rewards import Reward
 
 _UNSAID = {
@@ -65,7 +66,7 @@ def identity_of(
     contents = _contents([*(phase.rewards for phase in phases), ending])
     return RunIdentity(
         family=model.family.name,
-        model=digest(model.hf_config),
+        model=digest(model.identity),
         phases=digest(
             [_settings(spec, "phases", _tied(spec), full=False), named, list(stop), *contents, *_critic(critic)]
         ),
@@ -245,10 +246,12 @@ def _leaves(params: Any) -> list[tuple[str, list[int], str]]:
     return [(path, list(leaf.shape), str(leaf.dtype)) for path, leaf in tree.leaves_with_path(params)]
 
 
-def _content(example: Example | PictureRow | PairRow) -> bytes:
+def _content(example: Example | PictureRow | PairRow | PromptedRow) -> bytes:
     if isinstance(example, PairRow):
         labels = b"%d %d " % (example.label, example.other)
         return labels + example.chosen.tobytes() + example.rejected.tobytes()
+    if isinstance(example, PromptedRow):
+        return example.content
     if isinstance(example, PictureRow):
         return b"%d " % example.label + example.picture.tobytes()
     return b"%d " % len(example.tokens) + array("q", example.tokens).tobytes() + bytes(example.trained)

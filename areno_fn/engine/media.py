@@ -21,6 +21,7 @@ from areno_fn.contracts.spec import (
     Phase,
     RewardSpec,
     RunSpec,
+    StoredData,
 )
 from areno_fn.engine.flow_rules import guidance_problems
 
@@ -28,33 +29,34 @@ _DATA: dict[Medium, str] = {"text": "jsonl, parquet, hf or arithmetic", "picture
 _OF_TEXT = ("micro_tokens", "max_length", "overlong")
 
 
-def check_medium(spec: RunSpec, name: str, medium: Medium) -> None:
+def check_medium(spec: RunSpec, name: str, medium: Medium, *, prompted: bool = False) -> None:
     """Refuses what belongs to models of another medium than the one that is trained.
 
     Args:
         spec: what is asked for.
         name: of the model's family, which makes `medium`.
+        prompted: it makes pictures of prompts, and not of classes.
 
     Raises:
         SpecError: one line per problem, each naming the field.
     """
-    problems = [p for phase in spec.phases for p in _phase(phase, name, medium)]
+    problems = [p for phase in spec.phases for p in _phase(phase, name, medium, prompted)]
     if medium == "pictures" and spec.tokenizer is not None:
         problems.append(f"tokenizer: {name} makes pictures and has no tokens; remove this")
     if spec.evaluation is not None:
-        problems += _evaluation(spec.evaluation, name, medium)
+        problems += _evaluation(spec.evaluation, name, medium, prompted)
     problems += guidance_problems(spec, name)
     if problems:
         raise SpecError("\n".join(problems))
 
 
-def _phase(phase: Phase, name: str, medium: Medium) -> Iterator[str]:
+def _phase(phase: Phase, name: str, medium: Medium, prompted: bool) -> Iterator[str]:
     where, algorithm = f"phases.{phase.name}", phase.algorithm
     of_pictures = isinstance(algorithm, FlowAlgorithm)
     if of_pictures != (medium == "pictures"):
         kind, other = algorithm.__struct_config__.tag, "pictures" if of_pictures else "text"
         yield f"{where}.algorithm: {kind} trains models that make {other}, but {name} makes {medium}; use {_algorithms(medium)}"
-    yield from _data(phase.data, where, name, medium)
+    yield from _data(phase.data, where, name, medium, prompted)
     if medium == "pictures":
         yield from _rewards(phase.rewards, where, name)
         for field in _OF_TEXT:
@@ -84,8 +86,13 @@ def _paired(phase: Phase, where: str) -> Iterator[str]:
             yield f"{where}.data.{place}: {tag} {told}, and {kind!r} is none of these; use {right}"
 
 
-def _data(data: Sequence[DataSpec], where: str, name: str, medium: Medium) -> Iterator[str]:
+def _data(data: Sequence[DataSpec], where: str, name: str, medium: Medium, prompted: bool) -> Iterator[str]:
     for place, source in enumerate(data):
+        if prompted:
+            if not isinstance(source, StoredData):
+                kind = source.__struct_config__.tag
+                yield f"{where}.data.{place}: {kind!r} has no prompts, of which {name} makes pictures; use jsonl, parquet or hf"
+            continue
         if isinstance(source, DigitsData | DigitPairsData) != (medium == "pictures"):
             kind = source.__struct_config__.tag
             yield f"{where}.data.{place}: {kind!r} is not what {name} is trained on, which makes {medium}; use {_DATA[medium]}"
@@ -100,8 +107,8 @@ def _rewards(rewards: Sequence[RewardSpec], where: str, name: str) -> Iterator[s
             )
 
 
-def _evaluation(spec: Evaluation, name: str, medium: Medium) -> Iterator[str]:
-    yield from _data(spec.data, "evaluation", name, medium)
+def _evaluation(spec: Evaluation, name: str, medium: Medium, prompted: bool) -> Iterator[str]:
+    yield from _data(spec.data, "evaluation", name, medium, prompted)
     for place, source in enumerate(spec.data):
         if isinstance(source, DigitPairsData):
             yield f"evaluation.data.{place}: an evaluation draws, and of 'digit_pairs' there is nothing to draw for; use digits"

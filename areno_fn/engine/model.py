@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 import attrs
@@ -11,14 +11,18 @@ import torch
 from areno_fn import tree
 from areno_fn.ckpt import hf
 from areno_fn.ckpt.naming import DIFFUSERS, TRANSFORMERS, Naming
-from areno_fn.contracts.errors import CheckpointError
+from areno_fn.ckpt.pipeline import is_pipeline
+from areno_fn.contracts.errors import CheckpointError, ModelError, SpecError
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.layout import Iso
 from areno_fn.contracts.placement import Placement
 from areno_fn.contracts.spec import HFModel, Medium, RunSpec, ScratchModel
-from areno_fn.models import family_of
+from areno_fn.engine.pipeline_model import PipelinePlan, plan_pipeline
+from areno_fn.models import FAMILIES, Family, family_of
 from areno_fn.models.flow_families import FLOW_FAMILIES, FlowFamily, flow_family_of
+from areno_fn.models.flow_layouts import FLOW_LAYOUTS
 from areno_fn.models.layouts import LAYOUTS
+from areno_fn.models.pipelines import PipelineFamily
 from areno_fn.world.tokenizer import declared_eos
 
 T = TypeVar("T")
@@ -33,7 +37,7 @@ class ModelPlan:
     """A model that can be loaded or initialised.
 
     Attributes:
-        family: its functions, a `Family` of models of text or a `FlowFamily`.
+        family: its functions: a `Family` of models of text, a `FlowFamily`, or a `PipelineFamily`.
         config: its configuration, in the family's own type.
         hf_config: the content of config.json, of the source or made up for a model from scratch.
         layout: from the tensors of the file to the parameter tree.
@@ -41,9 +45,10 @@ class ModelPlan:
         folder: the Hugging Face folder it comes from; None from scratch.
         dtype: what floating parameters become in memory.
         declared_eos: end tokens that the folder's configuration names.
+        pipeline: the pipeline that its component belongs to; None of any other model.
     """
 
-    family: Any
+    family: Family | FlowFamily | PipelineFamily
     config: Any
     hf_config: Mapping[str, Any]
     layout: Iso
@@ -51,21 +56,38 @@ class ModelPlan:
     folder: hf.HFFolder | None
     dtype: hf.DtypePolicy
     declared_eos: tuple[int, ...] = ()
+    pipeline: PipelinePlan | None = None
+
+    @property
+    def text_family(self) -> Family:
+        """The family of a model of text; algorithms of text, which ask, are refused for any other."""
+        assert isinstance(self.family, Family)
+        return self.family
 
     @property
     def medium(self) -> Medium:
         """What it makes."""
-        return "pictures" if isinstance(self.family, FlowFamily) else "text"
+        return "text" if isinstance(self.family, Family) else "pictures"
 
     @property
     def naming(self) -> Naming:
         """What weight files are called of a model that comes from no folder."""
-        return DIFFUSERS if isinstance(self.family, FlowFamily) else TRANSFORMERS
+        return TRANSFORMERS if isinstance(self.family, Family) else DIFFUSERS
+
+    @property
+    def fixed(self) -> Collection[str]:
+        """The leaves that nothing trains, whatever is trained: stored tables."""
+        return self.family.fixed(self.config) if isinstance(self.family, PipelineFamily) else ()
+
+    @property
+    def identity(self) -> Any:
+        """What decides what its parameters mean."""
+        return self.hf_config if self.pipeline is None else [dict(self.hf_config), self.pipeline.identity]
 
     @property
     def placements(self) -> Mapping[str, Placement]:
         """How ranks share each leaf, which also says what is fused in it."""
-        if isinstance(self.family, FlowFamily):
+        if not isinstance(self.family, Family):
             return self.family.placements(self.config)
         return LAYOUTS[self.family.name].placements(self.config, tuple(self.layout.source))
 
@@ -77,6 +99,7 @@ class ModelPlan:
     def load(self, key: Key, device: torch.device, progress: hf.Progress | None = None) -> Any:
         """The parameters: read from the folder, or drawn with `key`."""
         if self.folder is None:
+            assert not isinstance(self.family, PipelineFamily), "a pipeline comes from a folder"
             return self.family.init(self.config, key, device=device)
         like = self.family.shapes(self.config)
         return hf.load(self.folder, self.layout, like=like, dtype=self.dtype, device=device, progress=progress)
@@ -106,8 +129,18 @@ def plan_model(spec: RunSpec) -> ModelPlan:
     """
     if isinstance(spec.model, HFModel):
         return from_folder(spec.model)
-    family = FLOW_FAMILIES.get(spec.model.family)
-    return from_scratch(spec.model) if family is None else flow_from_scratch(family, spec.model)
+    name = spec.model.family
+    if name in FLOW_FAMILIES:
+        return flow_from_scratch(FLOW_FAMILIES[name], spec.model)
+    if name in FLOW_LAYOUTS:
+        raise ModelError(
+            f"family: {name!r} is trained from a pipeline folder of diffusers; use kind 'hf' with its path"
+        )
+    if name not in FAMILIES:
+        raise ModelError(
+            f"family: there is no {name!r}; those of text are {', '.join(FAMILIES)}, those of pictures {', '.join(FLOW_FAMILIES)}"
+        )
+    return from_scratch(spec.model)
 
 
 def flow_from_scratch(family: FlowFamily, spec: ScratchModel) -> ModelPlan:
@@ -149,7 +182,12 @@ def from_folder(spec: HFModel) -> ModelPlan:
     Raises:
         ModelError: an unsupported field. CheckpointError: the folder is damaged or incomplete.
     """
+    if is_pipeline(spec.path):
+        return _from_pipeline(spec)
+    if spec.pipeline is not None:
+        raise SpecError(f"pipeline: {spec.path} is no pipeline folder of diffusers; remove this")
     folder = hf.open_folder(spec.path)
+    _require_no_part(folder)
     flow = flow_family_of(folder.config)
     if flow is not None:
         return _flow_from_folder(flow, folder, spec)
@@ -170,6 +208,32 @@ def from_folder(spec: HFModel) -> ModelPlan:
         dtype=spec.dtype,
         declared_eos=declared_eos(spec.path),
     )
+
+
+def _from_pipeline(spec: HFModel) -> ModelPlan:
+    made = plan_pipeline(spec)
+    folder = hf.open_folder(made.root / made.family.trained)
+    config = made.family.config_from_hf(folder.config)
+    layout = made.family.layout(config)
+    hf.require_fit(folder, layout, spec.dtype)
+    require_computable(folder, spec.dtype)
+    return ModelPlan(
+        family=made.family,
+        config=config,
+        hf_config=folder.config,
+        layout=layout,
+        policy=made.adapter(),
+        folder=folder,
+        dtype=spec.dtype,
+        pipeline=made,
+    )
+
+
+def _require_no_part(folder: hf.HFFolder) -> None:
+    """Refuses a transformer alone: what its conditions mean is in the other parts of its pipeline."""
+    named = folder.config.get("_class_name")
+    if named in {family.name for family in FLOW_LAYOUTS.values()}:
+        raise ModelError(f"{folder.path} holds a {named} alone; give the folder of the pipeline that it belongs to")
 
 
 def _flow_from_folder(family: FlowFamily, folder: hf.HFFolder, spec: HFModel) -> ModelPlan:

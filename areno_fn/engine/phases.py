@@ -11,6 +11,7 @@ import torch
 
 from areno_fn.contracts.batch import Example, Pair
 from areno_fn.contracts.errors import SpecError
+from areno_fn.contracts.flow_adapter import EVEN, NoiseLevels
 from areno_fn.contracts.spec import FlowWhole, Phase, Repeated
 from areno_fn.contracts.state import TrainState
 from areno_fn.engine.critic import CriticPlan
@@ -26,6 +27,7 @@ from areno_fn.world.data import read_all, source_names
 from areno_fn.world.data_row import Row
 from areno_fn.world.order import Mixture, batches_per_epoch, mixture
 from areno_fn.world.pictures import PairRow, PictureRow
+from areno_fn.world.prompted import PromptedRow
 from areno_fn.world.rewards import Reward
 
 _CPU = torch.device("cpu")
@@ -76,7 +78,7 @@ class PhasePlan:
         return {**state.params, recipes.ACTOR: average if wide else ema_params(average, own)}
 
     @property
-    def documents(self) -> tuple[Example | PictureRow | PairRow, ...]:
+    def documents(self) -> tuple[Example | PictureRow | PairRow | PromptedRow, ...]:
         """All that is trained on, in the order of the rows; empty for a generating algorithm."""
         return self.examples + tuple(document for pair in self.pairs for document in pair.documents)
 
@@ -94,6 +96,7 @@ def plan_phase(
     critic: CriticPlan | None = None,
     device: torch.device = _CPU,
     drawn_with: View | None = None,
+    levels: NoiseLevels = EVEN,
 ) -> PhasePlan:
     """Reads, encodes and composes one phase.
 
@@ -109,6 +112,7 @@ def plan_phase(
         critic: the critic of the run.
         device: where the policy computes.
         drawn_with: what rollouts use in the place of `view`.
+        levels: how the scheduler of a flow model spaces noise levels; evenly when omitted.
 
     Raises:
         DataError: a row cannot be used. RewardError: a reward cannot be had, or cannot judge a row. SpecError: lengths do not fit.
@@ -143,6 +147,7 @@ def plan_phase(
         ema=spec.ema,
         shelves=residency.shelves,
         donate=True,  # as the loop does, which keeps no state beside the one that a step returns
+        levels=levels,
         **_critic(spec, critic),
     )
     with at(where):

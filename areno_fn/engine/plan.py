@@ -14,11 +14,13 @@ import torch
 
 from areno_fn.ckpt import hf
 from areno_fn.contracts.errors import SpecError
+from areno_fn.contracts.flow_adapter import EVEN
 from areno_fn.contracts.identity import RunIdentity
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.roles import RoleLayout
 from areno_fn.contracts.spec import ByteTokenizer, Evaluation, HFModel, HFTokenizer, Lora, RunSpec
 from areno_fn.engine.composition import check_composition
+from areno_fn.engine.conditions import ConditionCache
 from areno_fn.engine.critic import CriticPlan, plan_critic, require_same_tokens
 from areno_fn.engine.derived import Derived
 from areno_fn.engine.evaluate import TOTAL, EvaluationPlan
@@ -30,11 +32,13 @@ from areno_fn.engine.model import ModelPlan, plan_model
 from areno_fn.engine.optimizers import Mover, Trained, trained
 from areno_fn.engine.phases import PhasePlan, plan_phase
 from areno_fn.engine.picture_medium import DIVERSITY, Pictures
+from areno_fn.engine.pipeline_rules import check_pipeline
 from areno_fn.engine.place import at
+from areno_fn.engine.prompted_medium import PromptedPictures
 from areno_fn.engine.rewards import Loaded, load_all
 from areno_fn.engine.specfile import check
 from areno_fn.engine.text_medium import Text
-from areno_fn.models import adapters
+from areno_fn.models import Family, adapters
 from areno_fn.models.flow_families import FlowFamily
 from areno_fn.steps.recipes import CRITIC, Losses
 from areno_fn.steps.recipes.flow_drawing import drawing
@@ -130,15 +134,17 @@ def plan(
     device = _device(spec)
     with at("model"):
         model = plan_model(spec)
-    check_medium(spec, model.family.name, model.medium)
+    check_medium(spec, model.family.name, model.medium, prompted=model.pipeline is not None)
+    if model.pipeline is not None:
+        check_pipeline(spec, model.pipeline.contract)
     finetune = plan_finetune(spec, model)
     critic = plan_critic(spec, model, finetune)
     moved = trained(finetune, critic)
     stop: tuple[int, ...] = ()
     tokenizer: Tokenizer | None = None
     medium: Medium
-    if isinstance(model.family, FlowFamily):
-        medium = _pictures(model, model.family)
+    if not isinstance(model.family, Family):
+        medium = _pictures(model, device)
         loaded = Loaded(device=device)
     else:
         tokenizer = _tokenizer(spec, model)
@@ -161,6 +167,7 @@ def plan(
             critic,
             device,
             None if merged is None else merged.of,
+            EVEN if model.pipeline is None else model.policy.levels,
         )
         for phase in spec.phases
     )
@@ -184,9 +191,20 @@ def plan(
     )
 
 
-def _pictures(model: ModelPlan, family: FlowFamily) -> Pictures:
+def _pictures(model: ModelPlan, device: torch.device) -> Pictures | PromptedPictures:
     policy = model.policy
-    return Pictures(drawing=drawing(policy), shape=policy.latent_shape, classes=family.classes(model.config))
+    if isinstance(model.family, FlowFamily):
+        draw, classes = drawing(policy, EVEN), model.family.classes(model.config)
+        return Pictures(drawing=draw, shape=policy.latent_shape, classes=classes)
+    assert model.pipeline is not None, "its family is that of a pipeline"
+    parts = model.pipeline.parts(device)
+    return PromptedPictures(
+        drawing=drawing(policy, policy.levels),
+        adapter=policy,
+        parts=parts,
+        conditions=ConditionCache(policy, parts),
+        device=device,
+    )
 
 
 def _merged(spec: RunSpec, finetune: FinetunePlan) -> Derived[Any] | None:
@@ -255,7 +273,7 @@ def _evaluation(spec: Evaluation, medium: Medium, loaded: Loaded) -> EvaluationP
         raise SpecError(
             f"evaluation.rewards: {TOTAL!r} is what the sum of several rewards is called; give that reward another `name`"
         )
-    if isinstance(medium, Pictures) and DIVERSITY in {reward.name for reward in rewards}:
+    if not isinstance(medium, Text) and DIVERSITY in {reward.name for reward in rewards}:
         raise SpecError(
             f"evaluation.rewards: {DIVERSITY!r} is what the distance of pictures is called; give that reward another `name`"
         )

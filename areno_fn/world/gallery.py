@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from areno_fn.world.pictures import Picture, grid, write_png
+from areno_fn.world.pictures import Picture, grid, subjects, write_png
 
 
 class Gallery:
@@ -30,10 +30,10 @@ class Gallery:
         Args:
             step: counted over the whole run.
             name: "eval"; any other stands in the name of the file.
-            rows: what the pictures are of, their `label`.
+            rows: what the pictures are of, a `label` or a `prompt`.
             pictures: float32 [C, S, S], from 0 to 1.
         """
-        sheet = grid([row["label"] for row in rows], pictures)
+        sheet = grid(subjects(rows), pictures)
         self._folder.mkdir(parents=True, exist_ok=True)
         ending = "" if name == "eval" else f"-{name.removeprefix('eval_')}"
         final = self._folder / f"step-{step:08d}{ending}.png"

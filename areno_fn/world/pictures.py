@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -112,6 +112,14 @@ def _class(row: Row, key: str, classes: int) -> int:
     if not 0 <= label < classes:
         raise DataError(f"{row.where}: label {label} is none of the {classes} classes of the model")
     return label
+
+
+def subjects(rows: Sequence[Mapping[str, Any]]) -> list[int]:
+    """What the pictures of rows are of, as numbers: the row's label, or the place where its prompt first stands."""
+    if all("label" in row for row in rows):
+        return [row["label"] for row in rows]
+    first: dict[Any, int] = {}
+    return [first.setdefault(row["prompt"], len(first)) for row in rows]
 
 
 def diversity(labels: Sequence[int], pictures: Sequence[Picture]) -> float:

@@ -40,7 +40,7 @@ _SAMPLED = {
 
 _DENOISING = {
     "steps": "from noise to data, each asks the model once",
-    "shift": "of the noise levels; above 1 stays longer at much noise",
+    "shift": "of the noise levels; above 1 stays longer at much noise; 0: as the model's own scheduler has them",
     "guidance": "weight of the condition against none; 1 asks the model once a step",
 }
 
@@ -109,9 +109,19 @@ MEANINGS: dict[str, dict[str, str]] = {
         "family": "architecture, for example llama or qwen3",
         "config": "fields of the family's Hugging Face config.json",
     },
+    "PipelineSpec": {
+        "height": "of what is made, in pixels; 0: the model's own",
+        "width": "likewise",
+        "frames": "of a video; 0: the model's own",
+        "guidance": "scale that a model with embedded guidance is told; 0: its family's",
+        "compile": "compile the blocks of the transformer",
+        "dtype": "of the frozen parts in memory",
+        "parts": "other folders for frozen parts, by their names",
+    },
     "HFModel": {
         "path": "folder with config.json and safetensors files",
         "dtype": "of the parameters in memory; source keeps each file's own",
+        "pipeline": "of a pipeline of diffusers: what it makes, and with which frozen parts",
     },
     "HFTokenizer": {"path": "folder with tokenizer.json"},
     "JsonlData": {"path": "file with one JSON object a line", **_STORED},

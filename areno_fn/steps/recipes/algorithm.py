@@ -11,6 +11,7 @@ import torch
 
 from areno_fn.contracts.actions import Metrics
 from areno_fn.contracts.batch import JudgedRollout, PackedTokens
+from areno_fn.contracts.flow_adapter import EVEN, NoiseLevels
 from areno_fn.contracts.optim import Optimizer
 from areno_fn.contracts.policy import TokenPolicy
 from areno_fn.contracts.record import replace
@@ -70,6 +71,7 @@ class Materials:
         donate: whether a step may write to the parameters and moments of its state, which is unreadable afterwards.
         begin_critic: from the parameters of all roles to those that the critic begins a phase with; None where it goes
             on with what it has.
+        levels: how the scheduler of a flow model spaces noise levels.
     """
 
     policy: Any
@@ -87,6 +89,7 @@ class Materials:
     ema: EMA | None = None
     donate: bool = False
     shelves: Mapping[str, Shelf] = SHELVES
+    levels: NoiseLevels = EVEN
 
 
 @attrs.frozen(kw_only=True)

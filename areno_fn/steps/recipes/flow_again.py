@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from areno_fn import tree
-from areno_fn.contracts.flow import FlowPrompts, Trajectory
+from areno_fn.contracts.flow import FlowPrompts, Schedule, Trajectory
+from areno_fn.contracts.flow_adapter import NoiseLevels
 from areno_fn.contracts.flow_batch import Noised
 from areno_fn.contracts.flow_policy import FlowPolicy
 from areno_fn.contracts.key import Key
@@ -23,14 +24,15 @@ from areno_fn.steps.recipes.flow_groups import parts
 
 
 def noiseless(
-    spec: FlowNoised, policy: FlowPolicy, draws: Callable[[TrainState], Any]
+    spec: FlowNoised, policy: FlowPolicy, own: NoiseLevels, draws: Callable[[TrainState], Any]
 ) -> Callable[[TrainState, FlowPrompts], Trajectory]:
     """Draws `samples` latents a prompt by the ODE, keyed by the run's key and the number of rollouts made.
 
     Args:
+        own: how the scheduler of the model spaces noise levels.
         draws: from a state to the parameters that draw.
     """
-    rollout, schedule = flow_sampler(policy, process_of(spec.denoising)), schedule_of(spec.denoising)
+    rollout, schedule = flow_sampler(policy, process_of(spec.denoising)), schedule_of(spec.denoising, own)
 
     def sample(state: TrainState, prompts: FlowPrompts) -> Trajectory:
         key = state.key.fold("rollout").fold(state.counters.rollout_iteration)
@@ -39,10 +41,9 @@ def noiseless(
     return sample
 
 
-def times_of(spec: FlowNoised) -> Times | Grid:
-    """The distribution of the levels that are trained at."""
+def times_of(spec: FlowNoised, schedule: Schedule) -> Times | Grid:
+    """The distribution of the levels that are trained at, perhaps those of the schedule that was drawn by."""
     if spec.times == "grid":
-        schedule = schedule_of(spec.denoising)
         return Grid(schedule=schedule, steps=grid_steps(schedule.steps, 0.0, spec.until))
     low, high = share(0.0, spec.until)
     return Times(kind=spec.times, shift=spec.shift, low=low, high=high)
@@ -76,7 +77,7 @@ def noised_again(
         tree.map(lambda x: x[rows], drawn.conditions),
         drawn.ids[rows],
         key,
-        times_of(spec),
+        times_of(spec, drawn.schedule),
         terms=spec.terms,
         shared=groups if together else None,
         one_noise=one_noise,

@@ -9,6 +9,7 @@ import torch
 
 from areno_fn import tree
 from areno_fn.contracts.flow import FlowPrompts, Process, Schedule
+from areno_fn.contracts.flow_adapter import NoiseLevels
 from areno_fn.contracts.flow_policy import FlowPolicy
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.spec import Denoising, Levels, NoisyDenoising
@@ -17,11 +18,12 @@ from areno_fn.steps.flow.schedule import flow_match
 from areno_fn.steps.flow.unipc import unipc_schedule
 
 
-def schedule_of(spec: Levels) -> Schedule:
-    """The noise levels that a specification draws through."""
+def schedule_of(spec: Levels, own: NoiseLevels) -> Schedule:
+    """The noise levels that a specification draws through: those of the model's `own` scheduler, or with another shift."""
+    levels = NoiseLevels(shift=spec.shift) if spec.shift else own
     if isinstance(spec, Denoising) and spec.solver == "unipc":
-        return unipc_schedule(spec.steps, shift=spec.shift)
-    return flow_match(spec.steps, shift=spec.shift)
+        return unipc_schedule(spec.steps, shift=levels.shift)
+    return flow_match(spec.steps, shift=levels.shift, lowest=levels.lowest, terminal=levels.terminal)
 
 
 def process_of(spec: Levels) -> Process:
@@ -37,17 +39,18 @@ Draw = Callable[[Any, FlowPrompts, Key, Denoising, int], torch.Tensor]
 """`(params, prompts, key, spec, max_rows) -> latents [B, *]`."""
 
 
-def drawing(policy: FlowPolicy) -> Draw:
+def drawing(policy: FlowPolicy, own: NoiseLevels) -> Draw:
     """A function that draws one latent a prompt by the ODE, as evaluations do.
 
     It draws at most `max_rows` at once, which changes nothing: noise is a function of the key and the prompt's name.
 
     Args:
         policy: the model.
+        own: how its scheduler spaces noise levels.
     """
 
     def draw(params: Any, prompts: FlowPrompts, key: Key, spec: Denoising, max_rows: int) -> torch.Tensor:
-        rollout, schedule = flow_sampler(policy, process_of(spec)), schedule_of(spec)
+        rollout, schedule = flow_sampler(policy, process_of(spec)), schedule_of(spec, own)
         levels = torch.zeros(schedule.steps)
         rows = range(prompts.ids.shape[0])
         asked = [_some(prompts, rows[start : start + max_rows]) for start in rows[::max_rows]]

@@ -196,7 +196,9 @@ def _rewarded(
         told = mean_metrics(reported) if reported else {}
         return iterated(state), told | describe_rewards(batch.rewards, drawn.groups, advantages)
 
-    return Algorithm(begin=flow_beginning(spec, materials), sample=noiseless(spec, policy, drawing), step=step)
+    return Algorithm(
+        begin=flow_beginning(spec, materials), sample=noiseless(spec, policy, materials.levels, drawing), step=step
+    )
 
 
 def _rows(spec: FlowNoised, state: TrainState, drawn: Trajectory, advantages: torch.Tensor) -> list[torch.Tensor]:

@@ -1,0 +1,67 @@
+"""What requests become for a model, kept in memory: a text encoder is asked once about each.
+
+A condition is a function of the request and the frozen parts alone: every request is encoded by itself, so that neither
+the batch nor the order of rows shows in it, and a resumed run gets the same bits. Clean latents of what is trained on,
+chosen or rejected, are never kept.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import torch
+
+from areno_fn import tree
+from areno_fn.contracts.flow import Conditions
+from areno_fn.contracts.flow_adapter import FlowAdapter
+from areno_fn.contracts.media import Request
+from areno_fn.contracts.pipeline_io import require_condition
+from areno_fn.engine.parts import FrozenParts
+
+MOST_BYTES = 8 << 30
+"""How much is kept; what has not been asked for longest is forgotten first."""
+
+
+class ConditionCache:
+    """Conditions by the fingerprint of their request, in the memory of the host.
+
+    Args:
+        adapter: encodes one.
+        parts: what it is encoded with.
+        most_bytes: how much is kept.
+    """
+
+    def __init__(self, adapter: FlowAdapter, parts: FrozenParts, most_bytes: int = MOST_BYTES) -> None:
+        self._adapter = adapter
+        self._parts = parts
+        self._most = most_bytes
+        self._kept: OrderedDict[tuple[str, bool], Conditions] = OrderedDict()
+        self._bytes = 0
+
+    def of(self, request: Request, *, negative: bool) -> Conditions:
+        """The conditions of one request, with a first dimension of 1, on the CPU."""
+        name = (request.fingerprint, negative)
+        if name in self._kept:
+            self._kept.move_to_end(name)
+            return self._kept[name]
+        with torch.no_grad():
+            parts = self._parts.of(self._adapter.contract.preparer)
+            made = self._adapter.encode_conditions(parts, request, negative=negative)
+        require_condition(made.positive, self._adapter.contract.family)
+        found = tree.map(lambda x: x.detach().cpu(), made)
+        self._kept[name] = found
+        self._bytes += _size(found)
+        while self._bytes > self._most and len(self._kept) > 1:
+            self._bytes -= _size(self._kept.popitem(last=False)[1])
+        return found
+
+    def stacked(self, requests: Sequence[Request], device: torch.device, *, negative: bool) -> Conditions:
+        """The conditions of some requests, in their order."""
+        each = [self.of(request, negative=negative) for request in requests]
+        first, *others = each
+        return tree.map(lambda *rows: torch.cat(rows).to(device), first, *others)
+
+
+def _size(conditions: Conditions) -> int:
+    return sum(leaf.numel() * leaf.element_size() for leaf in tree.leaves(conditions))

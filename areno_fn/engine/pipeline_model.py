@@ -1,0 +1,100 @@
+"""The pipeline whose transformer a run trains: its contract, its functions, and where its frozen parts are."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import attrs
+import torch
+
+from areno_fn.ckpt.pipeline import open_pipeline
+from areno_fn.contracts.components import Components
+from areno_fn.contracts.errors import SpecError
+from areno_fn.contracts.flow_adapter import FlowAdapter, Pipeline, Setting
+from areno_fn.contracts.geometry import Size
+from areno_fn.contracts.identity import digest
+from areno_fn.contracts.pipeline_io import PipelineIOContract
+from areno_fn.contracts.spec import HFModel, PipelineSpec
+from areno_fn.engine.parts import FrozenParts
+from areno_fn.engine.place import at
+from areno_fn.models.pipelines import PipelineFamily, pipeline_family
+
+
+@attrs.frozen(kw_only=True)
+class PipelinePlan:
+    """A pipeline whose contract is known, and of which no weight has been read.
+
+    Attributes:
+        root: its folder.
+        family: of it.
+        pipeline: what the folder says.
+        contract: what it takes and makes.
+        setting: what a specification says of it.
+        components: its parts.
+        dtype: of the frozen ones in memory; None: each file's own.
+    """
+
+    root: Path
+    family: PipelineFamily
+    pipeline: Pipeline
+    contract: PipelineIOContract
+    setting: Setting
+    components: Components
+    dtype: torch.dtype | None
+
+    @property
+    def identity(self) -> str:
+        """A digest of what decides what its functions compute: the contract, the setting, and every configuration."""
+        configs = {name: dict(config) for name, config in self.pipeline.configs.items()}
+        setting = attrs.asdict(self.setting)
+        return digest([self.contract.digest, setting, configs, dict(self.components.overrides), str(self.dtype)])
+
+    def adapter(self) -> FlowAdapter:
+        """Its functions.
+
+        Raises:
+            ModelError: a configuration that is not supported, or diffusers is missing.
+        """
+        return self.family.adapter(self.pipeline, self.setting)
+
+    def parts(self, device: torch.device) -> FrozenParts:
+        """Its frozen parts, which are loaded when they are needed."""
+        from areno_fn.world.parts import load_part  # transformers takes seconds to import, and a plan needs no part
+
+        return FrozenParts(self.components, partial(load_part, root=str(self.root), dtype=self.dtype, device=device))
+
+
+def plan_pipeline(spec: HFModel) -> PipelinePlan:
+    """Reads what a pipeline folder says of itself, and admits what is to be made of it.
+
+    Raises:
+        CheckpointError: the folder is damaged or incomplete. ModelError: a pipeline or a configuration that is not supported.
+        SpecError: a size that cannot be made, or a setting that its contract does not admit.
+    """
+    pipeline, said = open_pipeline(spec.path), spec.pipeline or PipelineSpec()
+    family = pipeline_family(pipeline.class_name)
+    contract = family.contract(pipeline)
+    with at("pipeline"):
+        setting = _setting(said, contract)
+        components = Components(declared=contract.components, index=pipeline.index, overrides=said.parts)
+    return PipelinePlan(
+        root=Path(spec.path),
+        family=family,
+        pipeline=pipeline,
+        contract=contract,
+        setting=setting,
+        components=components,
+        dtype=None if said.dtype == "source" else getattr(torch, said.dtype),
+    )
+
+
+def _setting(spec: PipelineSpec, contract: PipelineIOContract) -> Setting:
+    usual = contract.geometry.default
+    size = Size(height=spec.height or usual.height, width=spec.width or usual.width, frames=spec.frames or usual.frames)
+    contract.admit_size(size)
+    if spec.guidance and not contract.guidance_default:
+        raise SpecError(
+            f"guidance: {contract.family} is told no scale, its guidance is {contract.guidance!r}; use that of the denoising"
+        )
+    return Setting(size=size, guidance=spec.guidance or contract.guidance_default, compiled=spec.compile)

@@ -1,0 +1,44 @@
+"""Rules between a specification and the contract of the pipeline that it trains: decided before a weight is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from areno_fn.contracts.errors import SpecError
+from areno_fn.contracts.execution import Acquisition
+from areno_fn.contracts.pipeline_io import PipelineIOContract
+from areno_fn.contracts.spec import Levels, Phase, RunSpec
+
+
+def check_pipeline(spec: RunSpec, contract: PipelineIOContract) -> None:
+    """Refuses what the contract of a pipeline does not admit.
+
+    Raises:
+        SpecError: one line per problem, each naming the field, and the clause of the contract.
+    """
+    problems = [problem for phase in spec.phases for problem in _phase(phase, contract)]
+    if spec.evaluation is not None:
+        problems += _said("evaluation.denoising.guidance", contract.admit_guidance, spec.evaluation.denoising.guidance)
+    if problems:
+        raise SpecError("\n".join(problems))
+
+
+def _phase(phase: Phase, contract: PipelineIOContract) -> Iterator[str]:
+    where, algorithm = f"phases.{phase.name}.algorithm", phase.algorithm
+    if algorithm.execution.acquisition is Acquisition.DATASET:
+        yield from _said(where, contract.admit_objective, str(algorithm.__struct_config__.tag).removeprefix("flow_"))
+    drawn = getattr(algorithm, "denoising", None)
+    if isinstance(drawn, Levels):
+        yield from _said(f"{where}.denoising.guidance", contract.admit_guidance, drawn.guidance)
+    reference = getattr(algorithm, "reference_guidance", 1.0)
+    yield from _said(f"{where}.reference_guidance", contract.admit_guidance, reference)
+    if getattr(algorithm, "dropout", 0.0) and not contract.classifier_free:
+        yield f"{where}.dropout: {contract.family} has no negative prompts, guidance: it is {contract.guidance!r}; remove this"
+
+
+def _said(where: str, admit: Callable[[Any], None], value: Any) -> Iterator[str]:
+    try:
+        admit(value)
+    except SpecError as error:
+        yield f"{where}: {error}"
