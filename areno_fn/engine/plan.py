@@ -191,7 +191,7 @@ def plan(
     )
 
 
-def _pictures(model: ModelPlan, device: torch.device) -> Pictures | PromptedPictures:
+def _pictures(model: ModelPlan, device: torch.device) -> Medium:
     policy = model.policy
     if isinstance(model.family, FlowFamily):
         draw, classes = drawing(policy, EVEN), model.family.classes(model.config)

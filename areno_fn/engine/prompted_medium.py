@@ -14,10 +14,10 @@ from areno_fn.contracts.errors import DataError
 from areno_fn.contracts.execution import Acquisition
 from areno_fn.contracts.flow import FlowPrompts, Trajectory
 from areno_fn.contracts.flow_adapter import FlowAdapter
-from areno_fn.contracts.flow_batch import Clean, JudgedTrajectory
+from areno_fn.contracts.flow_batch import Clean, EachReward, JudgedTrajectory
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.media import Request
-from areno_fn.contracts.spec import Denoising, Phase
+from areno_fn.contracts.spec import Denoising, FlowDPO, Phase
 from areno_fn.engine.conditions import ConditionCache
 from areno_fn.engine.medium import Encoded
 from areno_fn.engine.parts import FrozenParts
@@ -59,7 +59,7 @@ class PromptedPictures:
         """Requests, with the pictures that a data set shows; those are looked at, and read when their batch comes."""
         if spec.algorithm.execution.acquisition is not Acquisition.DATASET:
             return Encoded(prompts=self.encode_prompts(rows, None))
-        keys = ("chosen", "rejected") if spec.algorithm.__struct_config__.tag == "flow_dpo" else ("image",)
+        keys = ("chosen", "rejected") if isinstance(spec.algorithm, FlowDPO) else ("image",)
         found = tuple(example_of(row, place, keys) for place, row in enumerate(rows))
         for example, row in zip(found, rows, strict=True):
             self.adapter.contract.admit(example.request, row.where, self.adapter.size)
@@ -114,9 +114,9 @@ class PromptedPictures:
     def tokens(self, drawn: Any) -> None:
         """There are none."""
 
-    def judged(self, drawn: Trajectory, rewards: torch.Tensor) -> JudgedTrajectory:
+    def judged(self, drawn: Trajectory, rewards: torch.Tensor, each: EachReward) -> JudgedTrajectory:
         """The trajectory with its rewards."""
-        return JudgedTrajectory(rollout=drawn, rewards=rewards)
+        return JudgedTrajectory(rollout=drawn, rewards=rewards, each=each)
 
     def rates(self, drawn: Trajectory, seconds: float) -> Metrics:
         """Pictures drawn per second."""

@@ -1,4 +1,4 @@
-"""Runs of tiny pipelines of diffusers from a specification: trained in full and by adapters, written, and read again by diffusers."""
+"""Runs of tiny pipelines of diffusers: trained in full and by adapters, written, and read again by diffusers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from PIL import Image
 
 from areno_fn.contracts.spec import RunSpec
 from areno_fn.engine.session import run
-from areno_fn.engine.specfile import decode
+from areno_fn.engine.specfile import read
 
 SIDE = 16
 MAKERS: dict[str, Callable[[Path], Any]] = {
@@ -34,6 +34,14 @@ name = "sft"
 steps = 1
 algorithm = {{ kind = "flow_sft" }}
 data = [{{ kind = "jsonl", path = "{rows}/shown.jsonl" }}]
+batch = {{ rows = 2 }}
+optimizers = [{{ kind = "adamw", lr = 0.003 }}]
+
+[[phases]]
+name = "dpo"
+steps = 1
+algorithm = {{ kind = "flow_dpo", beta = 10.0 }}
+data = [{{ kind = "jsonl", path = "{rows}/pairs.jsonl" }}]
 batch = {{ rows = 2 }}
 optimizers = [{{ kind = "adamw", lr = 0.003 }}]
 
@@ -68,7 +76,8 @@ def write_rows(folder: Path, given: bool) -> None:
         {"prompt": "a dog", "negative_prompt": "bad", "image": (pixels[1] / 255).transpose(2, 0, 1).tolist()} | inputs,
     ]
     prompts = [{"prompt": "a cat"} | inputs, {"prompt": "a dog", "negative_prompt": "bad"} | inputs]
-    for name, rows in (("shown", shown), ("prompts", prompts)):
+    pairs = [{"prompt": "a cat", "chosen": f"{one}.png", "rejected": f"{1 - one}.png"} | inputs for one in (0, 1)]
+    for name, rows in (("shown", shown), ("prompts", prompts), ("pairs", pairs)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -76,7 +85,8 @@ def spec_of(folder: Path, finetune: str, name: str = "sd3", guidance: float = 2.
     text = SPEC.format(
         out=folder / "out", pipeline=folder / "pipeline", finetune=finetune, rows=folder / "rows", guidance=guidance
     )
-    return decode(text.encode(), "toml")
+    (folder / "spec.toml").write_text(text)
+    return read(folder / "spec.toml")
 
 
 @pytest.mark.parametrize("finetune", [FULL, LORA], ids=["full", "lora"])
