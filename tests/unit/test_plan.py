@@ -39,7 +39,7 @@ def test_mistakes_are_found_in_the_order_of_what_it_costs_to_find_them(monkeypat
     wrong = [
         ("phases.1.name", "sft", SpecError, "two phases are named"),
         ("device", "cuda", SpecError, "torch sees no CUDA device"),
-        ("model.family", "gpt9", ModelError, "model_type is 'gpt9'"),
+        ("model.family", "gpt9", ModelError, "model: family: there is no 'gpt9'; those of text are llama"),
         ("model.config.vocab_size", 100, SpecError, "tokenizer: it has 259 tokens"),
         ("phases.0.batch.max_length", 64, SpecError, "is beyond the model's context"),
         ("phases.0.data", [{"kind": "jsonl", "path": "/none"}], DataError, "phases.sft.data: the data file /none"),

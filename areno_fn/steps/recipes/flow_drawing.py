@@ -9,7 +9,7 @@ import torch
 
 from areno_fn import tree
 from areno_fn.contracts.flow import FlowPrompts, Process, Schedule
-from areno_fn.contracts.flow_adapter import NoiseLevels
+from areno_fn.contracts.flow_adapter import EVEN, NoiseLevels
 from areno_fn.contracts.flow_policy import FlowPolicy
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.spec import Denoising, Levels, NoisyDenoising
@@ -18,7 +18,7 @@ from areno_fn.steps.flow.schedule import flow_match
 from areno_fn.steps.flow.unipc import unipc_schedule
 
 
-def schedule_of(spec: Levels, own: NoiseLevels) -> Schedule:
+def schedule_of(spec: Levels, own: NoiseLevels = EVEN) -> Schedule:
     """The noise levels that a specification draws through: those of the model's `own` scheduler, or with another shift."""
     levels = NoiseLevels(shift=spec.shift) if spec.shift else own
     if isinstance(spec, Denoising) and spec.solver == "unipc":
@@ -39,7 +39,7 @@ Draw = Callable[[Any, FlowPrompts, Key, Denoising, int], torch.Tensor]
 """`(params, prompts, key, spec, max_rows) -> latents [B, *]`."""
 
 
-def drawing(policy: FlowPolicy, own: NoiseLevels) -> Draw:
+def drawing(policy: FlowPolicy, own: NoiseLevels = EVEN) -> Draw:
     """A function that draws one latent a prompt by the ODE, as evaluations do.
 
     It draws at most `max_rows` at once, which changes nothing: noise is a function of the key and the prompt's name.
