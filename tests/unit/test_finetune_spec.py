@@ -93,8 +93,8 @@ def test_overrides_see_a_table_where_a_word_stands(tmp_path: Path) -> None:
         ({"kind": "lora", "alpha": 0}, "finetune.alpha must be a number above 0, received the number 0"),
         ({"kind": "lora", "targets": "q_proj"}, "finetune.targets must be a list, received the text 'q_proj'"),
         (
-            {"kind": "lora", "dropout": 0.1},
-            "finetune has no field 'dropout'; its fields are kind, rank, alpha, targets, rslora, adapter, merge_rollouts",
+            {"kind": "lora", "drop_out": 0.1},
+            "finetune has no field 'drop_out'; its fields are kind, rank, alpha, targets, rslora, adapter, merge_rollouts",
         ),
         (
             {"kind": "lora", "adapter": "x", "rank": 4},
