@@ -47,6 +47,8 @@ from areno_fn.contracts.spec_optimizers import OptimizerSpec as OptimizerSpec
 from areno_fn.contracts.spec_optimizers import Remainder as Remainder
 from areno_fn.contracts.spec_optimizers import Schedule as Schedule
 from areno_fn.contracts.spec_optimizers import SGDSpec as SGDSpec
+from areno_fn.contracts.spec_rewards import ClipReward as ClipReward
+from areno_fn.contracts.spec_rewards import HttpReward as HttpReward
 
 # ---------------------------------------------------------------------------------------- model, tokenizer
 
@@ -167,7 +169,7 @@ class ModelReward(Spec, frozen=True, kw_only=True, tag="model", tag_field="kind"
     micro_tokens: Positive = 8192
 
 
-RewardSpec = FunctionReward | ModelReward
+RewardSpec = FunctionReward | ModelReward | ClipReward | HttpReward
 
 
 COLDEST = 1e-6

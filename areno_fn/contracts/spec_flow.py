@@ -55,8 +55,8 @@ class Levels(Spec, frozen=True, kw_only=True):
     """The noise levels of a flow model's steps, from noise to data, as `areno_fn.steps.flow.schedule` makes them.
 
     With `guidance` above 1 the velocity is led away from what the model says without a condition, which it must have
-    learned, by a `dropout` for example. A `shift` of 0 spaces them as the model's own scheduler does, which is evenly where it
-    has none.
+    learned, by a `condition_dropout` for example. A `shift` of 0 spaces them as the model's own scheduler does, which is
+    evenly where it has none.
     """
 
     steps: Positive = 20
@@ -92,7 +92,7 @@ Times = Literal["uniform", "logit_normal"]
 class FlowSFT(Spec, frozen=True, kw_only=True, tag="flow_sft", tag_field="kind"):
     """Supervised training of a flow model: the squared error of its velocity at a random noise level of every picture.
 
-    A share `dropout` of the pictures is trained on without its condition, so that guidance has what it leads away from.
+    A share `condition_dropout` of the pictures is trained on without its condition, so that guidance has what it leads away from.
     """
 
     execution: ClassVar[ExecutionContract] = DATASET_NONE
@@ -101,7 +101,7 @@ class FlowSFT(Spec, frozen=True, kw_only=True, tag="flow_sft", tag_field="kind")
     times: Times = "logit_normal"
     shift: Annotated[float, Meta(gt=0)] = 1.0
     weighting: Literal["velocity", "data", "inverse_square", "cosmap"] = "velocity"
-    dropout: Unit = 0.0
+    condition_dropout: Unit = 0.0
 
 
 class FlowReferred(Spec, frozen=True, kw_only=True):

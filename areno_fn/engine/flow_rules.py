@@ -66,7 +66,7 @@ def guidance_problems(spec: RunSpec, name: str) -> Iterator[str]:
     asked: list[tuple[str, float]] = []
     for phase in spec.phases:
         algorithm, where = phase.algorithm, f"phases.{phase.name}.algorithm"
-        taught = taught or (isinstance(algorithm, FlowSFT) and algorithm.dropout > 0)
+        taught = taught or (isinstance(algorithm, FlowSFT) and algorithm.condition_dropout > 0)
         drawn = getattr(algorithm, "denoising", None)
         if isinstance(drawn, Levels) and not taught:
             asked.append((f"{where}.denoising.guidance", drawn.guidance))
@@ -78,7 +78,7 @@ def guidance_problems(spec: RunSpec, name: str) -> Iterator[str]:
         if guidance > 1:
             yield (
                 f"{where}: nothing has taught {name} from scratch what to make without a condition; give a flow_sft phase "
-                f"before it a dropout, or set this to 1"
+                f"before it a condition_dropout, or set this to 1"
             )
 
 

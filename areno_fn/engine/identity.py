@@ -15,12 +15,23 @@ from areno_fn.contracts.batch import Example
 from areno_fn.contracts.errors import CheckpointError
 from areno_fn.contracts.identity import RunIdentity, digest, way_out
 from areno_fn.contracts.optim import Transform
-from areno_fn.contracts.spec import EMA, PPO, Evaluation, FullFinetune, ModelReward, Phase, RewardSpec, RunSpec
+from areno_fn.contracts.spec import (
+    EMA,
+    PPO,
+    ClipReward,
+    Evaluation,
+    FullFinetune,
+    ModelReward,
+    Phase,
+    RewardSpec,
+    RunSpec,
+)
 from areno_fn.engine.critic import CriticPlan
 from areno_fn.engine.model import ModelPlan
 from areno_fn.engine.optimizers import Mover
 from areno_fn.engine.phases import PhasePlan
-from areno_fn.engine.rewards import models_of
+from areno_fn.engine.reward_models import clip_content
+from areno_fn.engine.rewards import clips_of, models_of
 from areno_fn.engine.told import told
 from areno_fn.steps.joins import stage_name
 from areno_fn.steps.recipes import Losses
@@ -180,15 +191,18 @@ def _judges(evaluation: Evaluation | None, full: bool) -> dict[str, Any] | None:
 def _rewards(rewards: Sequence[RewardSpec], full: bool) -> list[dict[str, Any]]:
     """All but how long an answer is waited for: a run whose reward took too long goes on with more time.
 
-    Of a model that judges, what its folder holds counts, wherever that lies.
+    Of a model that judges, what its folder holds counts, wherever that lies; of an address nothing does.
     """
-    return [told(reward, full=full, aside=("timeout", "concurrency", "path")) for reward in rewards]
+    aside = ("timeout", "concurrency", "path", "url", "retries", "batch")
+    return [told(reward, full=full, aside=aside) for reward in rewards]
 
 
 def _contents(judges: Sequence[Sequence[Reward]]) -> list[list[list[str]]]:
     """What the folders of the reward models hold; nothing where there are none."""
-    found = {id(model): model.content() for model in models_of(chain.from_iterable(judges))}
-    return [[[found[id(model)] for model in models_of(own)] for own in judges]] if found else []
+    every = list(chain.from_iterable(judges))
+    found = {id(model): model.content() for model in models_of(every)}
+    found |= {id(clip): clip_content(clip.path) for clip in clips_of(every)}
+    return [[[found[id(one)] for one in (*models_of(own), *clips_of(own))] for own in judges]] if found else []
 
 
 def _critic(critic: CriticPlan | None) -> list[Any]:
@@ -202,7 +216,9 @@ def _paths(spec: RunSpec) -> Any:
     """Where the reward models are, by phase and place, and the critic."""
 
     def of(phase: Phase) -> dict[str, Any]:
-        judges = [(str(k), reward) for k, reward in enumerate(phase.rewards) if isinstance(reward, ModelReward)]
+        judges = [
+            (str(k), reward) for k, reward in enumerate(phase.rewards) if isinstance(reward, ModelReward | ClipReward)
+        ]
         found: dict[str, Any] = {"rewards": {place: {"path": reward.path} for place, reward in judges}}
         critic = (
             {"algorithm": {"critic": {"path": phase.algorithm.critic.path}}} if isinstance(phase.algorithm, PPO) else {}

@@ -9,6 +9,7 @@ from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.spec import (
     AlgorithmSpec,
     Batch,
+    ClipReward,
     DataSpec,
     Denoising,
     DigitPairsData,
@@ -62,7 +63,9 @@ def _phase(phase: Phase, name: str, medium: Medium, prompted: bool) -> Iterator[
         for field in _OF_TEXT:
             if getattr(phase.batch, field) != getattr(Batch(), field):
                 yield f"{where}.batch.{field}: it is about tokens, and {name} makes pictures; remove it"
-    elif phase.batch.micro_rows:
+    else:
+        yield from _clips(phase.rewards, where, name)
+    if medium == "text" and phase.batch.micro_rows:
         yield f"{where}.batch.micro_rows: it is about pictures, and {name} makes text; use micro_tokens"
     if isinstance(algorithm, FlowAlgorithm) and medium == "pictures":
         yield from _paired(phase, where)
@@ -103,8 +106,14 @@ def _rewards(rewards: Sequence[RewardSpec], where: str, name: str) -> Iterator[s
         if isinstance(reward, ModelReward):
             yield (
                 f"{where}.rewards.{place}: a reward of kind 'model' judges text, but {name} makes pictures; "
-                f"use kind 'function' with a function of (rows, pictures)"
+                f"use kind 'clip' or 'http', or 'function' with a function of (rows, pictures)"
             )
+
+
+def _clips(rewards: Sequence[RewardSpec], where: str, name: str) -> Iterator[str]:
+    for place, reward in enumerate(rewards):
+        if isinstance(reward, ClipReward):
+            yield f"{where}.rewards.{place}: a reward of kind 'clip' judges pictures, but {name} makes text; use another"
 
 
 def _evaluation(spec: Evaluation, name: str, medium: Medium, prompted: bool) -> Iterator[str]:
@@ -113,6 +122,7 @@ def _evaluation(spec: Evaluation, name: str, medium: Medium, prompted: bool) -> 
         if isinstance(source, DigitPairsData):
             yield f"evaluation.data.{place}: an evaluation draws, and of 'digit_pairs' there is nothing to draw for; use digits"
     if medium == "text":
+        yield from _clips(spec.rewards, "evaluation", name)
         if spec.denoising != Denoising():
             yield f"evaluation.denoising: {name} makes text, which is drawn by `sampling`; remove this"
         return

@@ -33,8 +33,11 @@ def _phase(phase: Phase, contract: PipelineIOContract) -> Iterator[str]:
         yield from _said(f"{where}.denoising.guidance", contract.admit_guidance, drawn.guidance)
     reference = getattr(algorithm, "reference_guidance", 1.0)
     yield from _said(f"{where}.reference_guidance", contract.admit_guidance, reference)
-    if getattr(algorithm, "dropout", 0.0) and not contract.classifier_free:
-        yield f"{where}.dropout: {contract.family} has no negative prompts, guidance: it is {contract.guidance!r}; remove this"
+    if getattr(algorithm, "condition_dropout", 0.0) and not contract.classifier_free:
+        yield (
+            f"{where}.condition_dropout: {contract.family} has no negative prompts, guidance: it is {contract.guidance!r}; "
+            f"remove this"
+        )
 
 
 def _said(where: str, admit: Callable[[Any], None], value: Any) -> Iterator[str]:

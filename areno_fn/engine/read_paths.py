@@ -9,6 +9,7 @@ from pathlib import Path
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.spec import (
     PPO,
+    ClipReward,
     DataSpec,
     HFModel,
     HFTokenizer,
@@ -69,7 +70,7 @@ def _read(where: str, data: Iterable[DataSpec], rewards: Iterable[RewardSpec]) -
         if isinstance(source, StoredData):
             yield f"{where}.data.{place}.path", source.path
     for place, reward in enumerate(rewards):
-        if isinstance(reward, ModelReward):
+        if isinstance(reward, ModelReward | ClipReward):
             yield f"{where}.rewards.{place}.path", reward.path
 
 

@@ -27,6 +27,8 @@ from areno_fn.world.judged_text import encode_judged
 from areno_fn.world.rewards import Judge
 from areno_fn.world.tokenizer import Tokenizer
 
+_PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+
 
 @attrs.frozen(kw_only=True, eq=False)
 class RewardModel:
@@ -145,6 +147,17 @@ class ModelJudge(Judge):
             return encode_prompt(prompt(row), self.model.tokenizer, row.where)
         except ArenoError as error:
             raise RewardError(f"the reward model {self.model.folder.path} cannot read a prompt: {error}") from error
+
+
+def clip_content(path: str) -> str:
+    """A digest of all that decides what the CLIP model of a folder says.
+
+    Raises:
+        CheckpointError: the folder is damaged or incomplete.
+    """
+    folder = hf.open_folder(path)
+    beside = [name for name in _PROCESSORS if (folder.path / name).is_file()]
+    return content_of(folder, [*tokenizer_files(folder.path), *beside])
 
 
 def plan_reward_model(spec: ModelReward, tokenizer: Tokenizer, vocab_size: int, device: torch.device) -> RewardModel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import attrs
 import torch
 
 from areno_fn.contracts.flow_batch import EachReward
-from areno_fn.contracts.spec import ModelReward, RewardSpec
+from areno_fn.contracts.spec import ClipReward, HttpReward, Medium, ModelReward, RewardSpec
 from areno_fn.engine.reward_models import ModelJudge, RewardModel, plan_reward_model
 from areno_fn.world import rewards
+from areno_fn.world.clip_score import Clip, ClipScore
 from areno_fn.world.data_row import Row
+from areno_fn.world.remote_reward import Remote, RemotePictures, RemoteTexts
 from areno_fn.world.rewards import Reward
 from areno_fn.world.tokenizer import Tokenizer
 
@@ -28,6 +31,7 @@ class Loaded:
         tokenizer: of the policy, and `vocab_size`, how many tokens that can draw; None of a model without tokens.
         classes: what classes of reward functions have been made into.
         models: by the real path of the folder and the dtype, the reward models.
+        clips: by the real path of the folder, the CLIP models.
     """
 
     device: torch.device
@@ -35,6 +39,16 @@ class Loaded:
     vocab_size: int = 0
     classes: rewards.Loaded = attrs.field(factory=dict)
     models: dict[tuple[str, str], RewardModel] = attrs.field(factory=dict)
+    clips: dict[str, Clip] = attrs.field(factory=dict)
+
+    @property
+    def medium(self) -> Medium:
+        """What is judged."""
+        return "pictures" if self.tokenizer is None else "text"
+
+    def clip(self, path: str) -> Clip:
+        """The CLIP model of a folder."""
+        return self.clips.setdefault(os.path.realpath(path), Clip(path=path, device=self.device))
 
     def model(self, spec: ModelReward) -> RewardModel:
         """The reward model of a folder."""
@@ -101,12 +115,27 @@ def models_of(given: Iterable[Reward]) -> tuple[RewardModel, ...]:
     return tuple(found.values())
 
 
+def clips_of(given: Iterable[Reward]) -> tuple[Clip, ...]:
+    """The CLIP models among rewards, each once."""
+    found = {id(r.function.clip): r.function.clip for r in given if isinstance(r.function, ClipScore)}
+    return tuple(found.values())
+
+
 def _load(spec: RewardSpec, loaded: Loaded) -> Reward:
-    if not isinstance(spec, ModelReward):
-        return rewards.load(spec, loaded.classes, "pictures" if loaded.tokenizer is None else "text")
-    return Reward(
-        name=spec.name or Path(os.path.realpath(spec.path)).name,
-        weight=spec.weight,
-        function=ModelJudge(model=loaded.model(spec), spec=spec),
-        sources=frozenset(spec.data),
-    )
+    sources = frozenset(spec.data)
+    if isinstance(spec, ModelReward):
+        judge = ModelJudge(model=loaded.model(spec), spec=spec)
+        return Reward(name=spec.name or _folder(spec.path), weight=spec.weight, function=judge, sources=sources)
+    if isinstance(spec, ClipReward):
+        clip = ClipScore(clip=loaded.clip(spec.path), prompt=spec.prompt, scaled=spec.scaled, batch=spec.batch)
+        return Reward(name=spec.name or _folder(spec.path), weight=spec.weight, function=clip, sources=sources)
+    if isinstance(spec, HttpReward):
+        name = spec.name or re.sub("[^A-Za-z0-9.]+", "_", spec.url.partition("://")[2]).strip("_")
+        remote = Remote(url=spec.url, name=name, batch=spec.batch, timeout=spec.timeout, retries=spec.retries)
+        asks = RemotePictures(remote) if loaded.medium == "pictures" else RemoteTexts(remote)
+        return Reward(name=name, weight=spec.weight, function=asks, sources=sources)
+    return rewards.load(spec, loaded.classes, loaded.medium)
+
+
+def _folder(path: str) -> str:
+    return Path(os.path.realpath(path)).name

@@ -194,6 +194,8 @@ def score(
 ) -> tuple[list[float], dict[str, list[float]]]:
     """Judges completions. A reward of batches that raises is asked again row by row, to find the row it cannot judge.
 
+    One that raises a RewardError is believed.
+
     Args:
         rewards: judges with different names.
         rows: the data row of every completion; each judge gets its own copies.
@@ -284,6 +286,8 @@ def _called(reward: Reward, function: RewardFunction, batch: _Batch) -> list[Any
     try:
         results = _ask(reward, function, batch, pieces)
     except CallError as failure:
+        if isinstance(failure.error, RewardError):  # it says itself what is wrong
+            raise failure.error from None
         raise _failed(reward, function, batch, pieces, failure) from failure.error
     return [
         value for piece, result in zip(pieces, results, strict=True) for value in _of_call(reward, form, piece, result)

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clip_folders import write_clip
 from e2e import tiny
 from e2e.tiny_flow import SPEC
+from remote_judge import judging
 
 import areno_fn as af
 from areno_fn.contracts.spec import DigitsData, FlowAlgorithm, FlowSFT
@@ -40,7 +42,7 @@ def values_of(kind: str, **fields: Any) -> dict[str, Any]:
     algorithm = {"kind": kind, "samples": 4} | ALGORITHMS[kind] | fields
     values = {
         "phases__sft__steps": 1,
-        "phases__sft__algorithm__dropout": 0.2,
+        "phases__sft__algorithm__condition_dropout": 0.2,
         "phases__grpo__steps": 2,
         "phases__grpo__rewards": [BRIGHT, CONTRAST],
         "phases__grpo__batch__micro_rows": 8,
@@ -106,6 +108,35 @@ def test_S1_the_model_without_its_adapters_is_the_reference(spec: Path, tmp_path
     assert found["start"] == 0 < found["base"]
 
 
+def test_clip_models_and_addresses_judge_a_run(spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rewards of both kinds in training and evaluation; a CLIP model of other weights, and not another address, is another run."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    write_clip(tmp_path / "clip")
+    with judging(lambda body: [float(len(text)) for text in body["pictures"]]) as url:
+        rewards = [
+            {"kind": "clip", "path": str(tmp_path / "clip"), "prompt": "digit {prompt}", "name": "fit"},
+            {"kind": "http", "url": url, "name": "far", "weight": 1e-4},
+        ]
+        values = values_of("flow_nft") | {"phases__grpo__rewards": rewards, "evaluation__rewards": rewards}
+        done = tiny.run(spec, tmp_path / "out", **(values | {"phases__grpo__steps": 1}))
+        assert (done.code, done.err) == (0, "")
+        rewards[1] = rewards[1] | {"url": f"{url}/elsewhere"}
+        assert tiny.run(spec, tmp_path / "out", "--resume", **values).code == 0
+        steps = [line for line in tiny.lines(tmp_path / "out/metrics.jsonl") if "reward/fit" in line]
+        assert len(steps) == 2 and -1 <= steps[0]["reward/fit"] <= 1 and steps[0]["reward/far"] > 80
+        write_clip(tmp_path / "clip", seed=1)
+        done = tiny.run(spec, tmp_path / "out", "--resume", **(values | {"phases__grpo__steps": 3}))
+    assert done.code == 2 and "belongs to another run" in done.err
+
+
+def test_an_address_that_is_silent_ends_a_run_in_one_sentence(spec: Path, tmp_path: Path) -> None:
+    reward = {"kind": "http", "url": "http://127.0.0.1:9/", "retries": 0, "name": "far"}
+    done = tiny.run(spec, tmp_path / "out", **(values_of("flow_nft") | {"phases__grpo__rewards": [reward]}))
+    assert done.code == 2
+    (line,) = done.err.splitlines()
+    assert "the reward 'far' at http://127.0.0.1:9/ gave no answer in 1 attempts, at last because " in line
+
+
 @pytest.mark.parametrize(
     ("kind", "values", "sentence"),
     [
@@ -156,7 +187,7 @@ def test_S1_the_model_without_its_adapters_is_the_reference(spec: Path, tmp_path
             "flow_crd",
             {},
             "reference_guidance: nothing has taught digits_dit from scratch what to make without a condition; give a "
-            "flow_sft phase before it a dropout, or set this to 1",
+            "flow_sft phase before it a condition_dropout, or set this to 1",
         ),
         (
             "flow_crd",

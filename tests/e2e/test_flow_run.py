@@ -152,7 +152,7 @@ def test_adapters_are_trained_beside_a_frozen_model(whole: Path, spec: Path, tmp
 
 def test_guidance_is_learned_trained_with_and_evaluated_with(spec: Path, tmp_path: Path) -> None:
     values = {
-        "phases__sft__algorithm__dropout": 0.2,
+        "phases__sft__algorithm__condition_dropout": 0.2,
         "phases__grpo__algorithm__denoising__guidance": 2.0,
         "evaluation__denoising": {"steps": 3, "guidance": 2.0, "solver": "unipc"},
     }
@@ -225,8 +225,8 @@ FUNCTION = {"kind": "function", "function": "e2e.test_flow_run:of_text"}
         ),
         (
             {"phases__grpo__rewards": [{"kind": "model", "path": "x"}]},
-            "phases.grpo.rewards.0: a reward of kind 'model' judges text, but digits_dit makes pictures; use kind 'function' "
-            "with a function of (rows, pictures)",
+            "phases.grpo.rewards.0: a reward of kind 'model' judges text, but digits_dit makes pictures; use kind 'clip' or "
+            "'http', or 'function' with a function of (rows, pictures)",
         ),
         ({"tokenizer": {"kind": "byte"}}, "tokenizer: digits_dit makes pictures and has no tokens; remove this"),
         (
@@ -256,12 +256,12 @@ FUNCTION = {"kind": "function", "function": "e2e.test_flow_run:of_text"}
         (
             {"phases__grpo__algorithm__denoising__guidance": 2.0},
             "phases.grpo.algorithm.denoising.guidance: nothing has taught digits_dit from scratch what to make without a "
-            "condition; give a flow_sft phase before it a dropout, or set this to 1",
+            "condition; give a flow_sft phase before it a condition_dropout, or set this to 1",
         ),
         (
             {"evaluation__denoising__guidance": 2.0},
             "evaluation.denoising.guidance: nothing has taught digits_dit from scratch what to make without a "
-            "condition; give a flow_sft phase before it a dropout, or set this to 1",
+            "condition; give a flow_sft phase before it a condition_dropout, or set this to 1",
         ),
         (
             {"model__config__sample_size": 4, "model__config__patch_size": 2},

@@ -42,7 +42,7 @@ def labels_trained(share: float, ids: torch.Tensor | None = None) -> torch.Tenso
         assert found.batch.conditions.negative is None, "what is not asked is not carried"
         return sums_of(found.velocity)
 
-    algorithm = made(FlowSFT(dropout=share), loss=loss)
+    algorithm = made(FlowSFT(condition_dropout=share), loss=loss)
     batch = clean(60)
     if ids is not None:
         batch = tree.map(lambda x: x[ids], batch)
@@ -68,7 +68,7 @@ def test_every_step_leaves_out_others() -> None:
         seen.append(found.batch.conditions.positive)
         return sums_of(found.velocity)
 
-    algorithm = made(FlowSFT(dropout=0.5), loss=loss)
+    algorithm = made(FlowSFT(condition_dropout=0.5), loss=loss)
     state, _ = algorithm.step(state_of(algorithm), clean(60))
     algorithm.step(state, clean(60))
     assert not torch.equal(seen[0], seen[1])

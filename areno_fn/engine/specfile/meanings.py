@@ -166,6 +166,24 @@ MEANINGS: dict[str, dict[str, str]] = {
         "clip": "values are kept from -clip to clip; 0: as they are",
         "micro_tokens": "most tokens that it reads at once",
     },
+    "ClipReward": {
+        "path": "folder of a CLIP model, with its processor",
+        "prompt": "the text that pictures are to fit, with fields of the row in braces",
+        "scaled": "times the model's own temperature, as PickScore is meant",
+        "weight": "factor in the total",
+        "name": "in the metrics; when empty, the folder's own",
+        "data": "names of the data sets whose rows it judges; when empty, all",
+        "batch": "pictures that it reads at once",
+    },
+    "HttpReward": {
+        "url": "where rows and samples are posted to, as JSON",
+        "weight": "factor in the total",
+        "name": "in the metrics; when empty, the address",
+        "data": "names of the data sets whose rows it judges; when empty, all",
+        "batch": "samples that are sent at once",
+        "timeout": "seconds that an answer may take",
+        "retries": "further attempts where none came",
+    },
     "Sampling": {
         "max_tokens": "longest completion",
         "temperature": "0 is greedy, for evaluation only",
@@ -186,7 +204,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "times": "distribution of the noise levels trained at",
         "shift": "of these levels; above 1 means more noise",
         "weighting": "of the error at a level",
-        "dropout": "share of pictures trained without their condition, for guidance",
+        "condition_dropout": "share of pictures trained without their condition, for guidance",
     },
     "FlowDPO": {
         **_REFERRED,

@@ -38,8 +38,8 @@ def flow_sft(spec: FlowSFT, materials: Materials, losses: Mapping[str, Stage] = 
     def step(state: TrainState, batch: Clean) -> tuple[TrainState, Metrics]:
         key = state.key.fold("levels").fold(state.counters.optimizer_step)
         prompts, conditions = batch.prompts, batch.prompts.conditions
-        if spec.dropout:
-            conditions = dropped(conditions, key.fold("dropout"), prompts.ids, spec.dropout)
+        if spec.condition_dropout:
+            conditions = dropped(conditions, key.fold("dropout"), prompts.ids, spec.condition_dropout)
         positive = replace(conditions, negative=None)
         micro = noised(batch.latents, positive, prompts.ids, key, times, mask=prompts.mask)
         return update(state, split(micro, prompts.ids, materials.micro_rows))
