@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,12 @@ def is_pipeline(path: str | Path) -> bool:
     return "\0" not in str(path) and os.path.lexists(Path(path) / INDEX)
 
 
-def open_pipeline(path: str | Path) -> Pipeline:
+def open_pipeline(path: str | Path, elsewhere: Mapping[str, str] | None = None) -> Pipeline:
     """Reads what a pipeline folder says of itself.
+
+    Args:
+        path: the folder.
+        elsewhere: folders of parts that lie in another place, by name.
 
     Raises:
         CheckpointError: a file is missing or damaged, or a part is of another library than diffusers and transformers.
@@ -41,7 +46,10 @@ def open_pipeline(path: str | Path) -> Pipeline:
             index[name] = _entry(folder, name, value)
     there = [name for name, entry in index.items() if entry is not None]
     return Pipeline(
-        class_name=class_name, index=index, options=options, configs={name: _config(folder, name) for name in there}
+        class_name=class_name,
+        index=index,
+        options=options,
+        configs={name: _config(folder, name, (elsewhere or {}).get(name)) for name in there},
     )
 
 
@@ -58,13 +66,15 @@ def _entry(folder: Path, name: str, value: list[Any]) -> tuple[str, str] | None:
     return library, class_name
 
 
-def _config(folder: Path, name: str) -> dict[str, Any]:
+def _config(folder: Path, name: str, elsewhere: str | None) -> dict[str, Any]:
     """What a part says of itself; nothing for tokenizers and processors, which read their files themselves."""
+    root, within = (folder, f"{name}/") if elsewhere is None else (Path(elsewhere), "")
     for file in _CONFIGS:
-        if os.path.lexists(folder / name / file):
-            return _object(member(folder, f"{name}/{file}"))
-    if not (folder / name).is_dir():
-        raise CheckpointError(f"{folder} has no folder {name!r}, which {INDEX} names")
+        if os.path.lexists(root / within / file):
+            return _object(member(root, within + file))
+    if not (root / within).is_dir():
+        where = f"{folder} has no folder {name!r}, which {INDEX} names"
+        raise CheckpointError(where if elsewhere is None else f"{elsewhere} is no folder that could be the {name}")
     return {}
 
 

@@ -1,6 +1,6 @@
 """The trained model as a Hugging Face folder, and its adapter, if it has one, as a PEFT folder.
 
-The folder of a flow model is that of its transformer in diffusers.
+The folder of a flow model is that of its transformer in diffusers; one that came from a pipeline is the whole pipeline.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from areno_fn.ckpt import hf
+from areno_fn.ckpt.pipeline_save import save_pipeline
 from areno_fn.contracts.spec import HFTokenizer
 from areno_fn.contracts.state import TrainState
 from areno_fn.engine.adapter_files import save_adapter
@@ -61,9 +62,19 @@ def _export_actor(plan: Plan, params: Mapping[str, Any], folder: Path, ending: s
     own = _tokenizer_files(plan)
     if isinstance(plan.finetune, LoraPlan):
         save_adapter(folder.with_name(ADAPTER + ending), plan.finetune.config, params[ACTOR])
+    target, pipeline = folder.with_name(folder.name + ending), plan.model.pipeline
+    merged = plan.finetune.merged(params, partial(_written_dtype, plan))
+    if pipeline is None:
+        return _write_model(plan, merged, own, target)
+    others = {name: where for name, where in pipeline.folders.items() if name != pipeline.family.trained}
+    write = partial(_write_model, plan, merged, own)
+    return save_pipeline(target, pipeline.root, pipeline.family.trained, others, write)
+
+
+def _write_model(plan: Plan, merged: Any, own: Mapping[str, bytes], folder: Path) -> Path:
     return hf.save(
-        folder.with_name(folder.name + ending),
-        plan.finetune.merged(params, partial(_written_dtype, plan)),
+        folder,
+        merged,
         plan.model.layout,
         plan.model.hf_config if plan.model.folder else _with_end_tokens(plan, plan.model.hf_config),
         naming=None if plan.model.folder else plan.model.naming,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -48,7 +50,13 @@ class PipelinePlan:
         """A digest of what decides what its functions compute: the contract, the setting, and every configuration."""
         configs = {name: dict(config) for name, config in self.pipeline.configs.items()}
         setting = attrs.asdict(self.setting)
-        return digest([self.contract.digest, setting, configs, dict(self.components.overrides), str(self.dtype)])
+        return digest([self.contract.digest, setting, configs, str(self.dtype)])
+
+    @property
+    def folders(self) -> Mapping[str, Path]:
+        """Where every part lies that is there, whether it is used or not."""
+        there = [name for name, entry in self.pipeline.index.items() if entry is not None]
+        return {name: self.root / self.components.overrides.get(name, name) for name in there}
 
     def adapter(self) -> FlowAdapter:
         """Its functions.
@@ -72,12 +80,14 @@ def plan_pipeline(spec: HFModel) -> PipelinePlan:
         CheckpointError: the folder is damaged or incomplete. ModelError: a pipeline or a configuration that is not supported.
         SpecError: a size that cannot be made, or a setting that its contract does not admit.
     """
-    pipeline, said = open_pipeline(spec.path), spec.pipeline or PipelineSpec()
+    said = spec.pipeline or PipelineSpec()
+    elsewhere = {name: os.path.abspath(path) for name, path in said.parts.items()}
+    pipeline = open_pipeline(spec.path, elsewhere)
     family = pipeline_family(pipeline.class_name)
     contract = family.contract(pipeline)
     with at("pipeline"):
         setting = _setting(said, contract)
-        components = Components(declared=contract.components, index=pipeline.index, overrides=said.parts)
+        components = Components(declared=contract.components, index=pipeline.index, overrides=elsewhere)
     return PipelinePlan(
         root=Path(spec.path),
         family=family,

@@ -52,6 +52,8 @@ def _sources(spec: RunSpec) -> Iterator[tuple[str, str]]:
     """Every path that a specification reads from, with the field that names it."""
     if isinstance(spec.model, HFModel):
         yield "model.path", spec.model.path
+        for name, path in (spec.model.pipeline.parts if spec.model.pipeline else {}).items():
+            yield f"model.pipeline.parts.{name}", path
     if isinstance(spec.finetune, Lora) and spec.finetune.adapter:
         yield "finetune.adapter", spec.finetune.adapter
     if isinstance(spec.tokenizer, HFTokenizer):

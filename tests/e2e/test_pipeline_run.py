@@ -13,11 +13,20 @@ import pytest
 import torch
 from PIL import Image
 
-from areno_fn.contracts.spec import RunSpec
+from areno_fn.ckpt.resume import latest
+from areno_fn.contracts.flow import Process
+from areno_fn.contracts.key import Key
+from areno_fn.contracts.spec import Denoising, RunSpec
+from areno_fn.engine.plan import plan
 from areno_fn.engine.session import run
 from areno_fn.engine.specfile import read
+from areno_fn.engine.start import resumed_state
+from areno_fn.steps.flow.noise import latent_noise
+from areno_fn.steps.flow.sample import flow_sampler
+from areno_fn.steps.recipes.flow_drawing import schedule_of
 
 SIDE = 16
+GUIDANCE = 3.5
 MAKERS: dict[str, Callable[[Path], Any]] = {
     "sd3": flow_pipelines.sd3,
     "flux": flow_pipelines.flux,
@@ -93,12 +102,38 @@ def spec_of(folder: Path, finetune: str, name: str = "sd3", guidance: float = 2.
 @pytest.mark.parametrize("name", list(MAKERS))
 def test_a_pipeline_is_trained_written_and_read_again_by_diffusers(name: str, finetune: str, tmp_path: Path) -> None:
     theirs = MAKERS[name](tmp_path)
-    write_rows(tmp_path / "rows", given=name == "kontext")
+    given = name == "kontext"
+    write_rows(tmp_path / "rows", given=given)
     spec = spec_of(tmp_path, finetune)
     assert run(spec) == 0
     out = tmp_path / "out"
-    again = type(theirs.transformer).from_pretrained(out / "export").eval()
-    before, after = theirs.transformer.state_dict(), again.state_dict()
+    again = type(theirs).from_pretrained(out / "export")
+    again.set_progress_bar_config(disable=True)
+    before, after = theirs.transformer.state_dict(), again.transformer.state_dict()
     assert before.keys() == after.keys()
     moved = {key for key in before if not torch.equal(before[key], after[key])}
     assert moved and "pos_embed.pos_embed" not in moved
+
+    made = plan(spec)
+    state = resumed_state(made, latest(out / "checkpoints"))
+    view, adapter = made.finetune.view(state.params), made.model.policy
+    key, schedule = Key.of(7), schedule_of(Denoising(steps=3), adapter.levels)
+    asked = made.medium.prompts(made.evaluation.prompts, [0, 1], torch.device("cpu"))
+    ours = flow_sampler(adapter, Process(dynamics="ode"))(view, asked, key, schedule, torch.zeros(3)).final
+    with Image.open(tmp_path / "rows/2.png") as image:
+        call = {"image": [image.copy()] * 2, "_auto_resize": False, "max_area": SIDE * SIDE}
+    shown = again(
+        prompt=["a cat", "a dog"], height=SIDE, width=SIDE, num_inference_steps=3, output_type="latent",
+        latents=latent_noise(key.fold("start"), asked.ids, adapter.latent_shape), return_dict=False,
+        guidance_scale=1.0 if name == "sd3" else GUIDANCE, **(call if given else {}),
+    )[0]  # fmt: skip
+    assert float((ours - shown).abs().max()) <= 1e-4
+    if finetune == LORA:
+        from peft import PeftModel
+
+        adapted = PeftModel.from_pretrained(theirs.transformer, out / "adapter").merge_and_unload()
+        for path, weight in adapted.state_dict().items():
+            assert torch.allclose(weight, after[path], atol=1e-6), path
+    metrics = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert {"sft", "dpo", "grpo"} <= {line.get("phase") for line in metrics}
+    assert (out / "pictures").is_dir()
