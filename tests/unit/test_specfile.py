@@ -177,7 +177,10 @@ def test_a_wrong_field_is_named_with_what_would_be_right(tmp_path: Path, old: st
 
 def test_a_reward_of_this_version_names_its_kind(tmp_path: Path) -> None:
     path = written(tmp_path, "s.yaml", "version: 2" + BASE)
-    assert refused(path) == "phases.grpo.v2.rewards.exact lacks 'kind', which must be 'function', 'model', 'clip' or 'http'"
+    assert (
+        refused(path)
+        == "phases.grpo.v2.rewards.exact lacks 'kind', which must be 'function', 'model', 'clip' or 'http'"
+    )
     kinds = BASE.replace('{function: "m:f"', "{kind: model, path: judge").replace(
         '{function: "m:g"', '{kind: function, function: "m:g"'
     )
