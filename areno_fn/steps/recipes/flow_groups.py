@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from areno_fn.contracts.errors import RecordError
 from areno_fn.contracts.flow_batch import JudgedTrajectory
 from areno_fn.contracts.spec import FlowGrouped
 from areno_fn.contracts.state import TrainState
@@ -16,10 +17,15 @@ def advantages_of(spec: FlowGrouped, batch: JudgedTrajectory) -> torch.Tensor:
     """How much better every row is than its group, float32 [B], at most `max_advantage` from 0.
 
     With `combine = "each"` that is asked of every reward, and the weighted sum is scaled over the batch (GDPO, arXiv 2601.05242).
+
+    Raises:
+        RecordError: rewards are to be compared one by one, but only their sum is known.
     """
     groups, each = batch.rollout.groups, batch.each
-    if spec.combine == "sum" or each is None:
+    if spec.combine == "sum":
         found = group_advantages(batch.rewards, groups, baseline=spec.baseline, scale=spec.scale)
+    elif each is None:
+        raise RecordError("combine = 'each' compares rewards one by one, but JudgedTrajectory.each is None; fill it")
     else:
         found = mixed_advantages(each.values, each.weights, groups, applies=each.applies)
     return found.clamp(-spec.max_advantage, spec.max_advantage)
