@@ -169,7 +169,7 @@ def _areno_step(case: Case, model: str, tokens: torch.Tensor, device: torch.devi
         AdamWSpec(lr=1e-5, states="stored" if case.precision == "stored" else "float32"), total_steps=1000
     )
     options = case.label.split("+")
-    policy = attrs.evolve(family.policy(config), remat="full" in options)
+    policy = attrs.evolve(family.policy(config), remat=_remat(options))
     objective = af.pipeline(af.score(policy, af.Sampling()), af.cross_entropy())
     update = af.train_step(objective, optimizer, donate=True, capture="captured" in options)
     rows = [af.Example(tokens=tuple(row), trained=(False, *[True] * (len(row) - 1))) for row in tokens.tolist()]
@@ -190,6 +190,12 @@ def _areno_step(case: Case, model: str, tokens: torch.Tensor, device: torch.devi
         return metrics["train/loss"]
 
     return step
+
+
+def _remat(options: list[str]) -> int:
+    """Every which layer is computed again."""
+    named = {"full": 1} | {option: int(option.partition(":")[2]) for option in options if option.startswith("every:")}
+    return next((every for option, every in named.items() if option in options), 0)
 
 
 def _transformers_step(case: Case, model: str, tokens: torch.Tensor, device: torch.device, dtype: torch.dtype) -> Step:

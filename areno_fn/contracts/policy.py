@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -22,6 +22,15 @@ class Cache:
     keys: tuple[torch.Tensor, ...]
     values: tuple[torch.Tensor, ...]
     lengths: torch.Tensor
+
+
+@runtime_checkable
+class ComputesAgain(Protocol):
+    """A policy whose layers can be computed again in the backward pass, instead of keeping what they made."""
+
+    def computing_again(self, every: int) -> Any:
+        """The same policy, of which every so many-th layer, from the first, keeps its input alone; 0 for none."""
+        ...
 
 
 class TokenPolicy(Protocol):

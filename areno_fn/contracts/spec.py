@@ -376,7 +376,8 @@ class Phase(Spec, frozen=True, kw_only=True):
 
     A step is one optimizer step for data-set algorithms and one rollout iteration for generating ones.
     `stop_at` above 0 ends the phase early, once an evaluation's score reaches it. What is in `offload` stays in the
-    memory of the host between its uses.
+    memory of the host between its uses. With `remat` k every k-th layer, from the first, keeps its input alone for the
+    backward pass, which computes the layer again; 0: none, 1: all.
     """
 
     name: Name
@@ -390,6 +391,7 @@ class Phase(Spec, frozen=True, kw_only=True):
     rewards: list[RewardSpec] = []
     ema: EMA | None = None
     offload: list[Snapshot] = []
+    remat: Natural = 0
 
 
 class FullFinetune(Spec, frozen=True, kw_only=True, tag="full", tag_field="kind"):

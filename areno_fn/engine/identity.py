@@ -169,7 +169,7 @@ def _named(mover: Mover | Mapping[str, Mover]) -> Any:
 
 
 def _phase(phase: Phase, long: bool, full: bool) -> dict[str, Any]:
-    aside = ("data", "optimizers", "offload", "rewards", "ema", *(() if long else ("steps", "epochs")))
+    aside = ("data", "optimizers", "offload", "remat", "rewards", "ema", *(() if long else ("steps", "epochs")))
     judged = {"rewards": _rewards(phase.rewards, full)} if full or phase.rewards else {}
     kept = told(phase, full=full, aside=aside)
     if isinstance(phase.algorithm, PPO):  # what a run begins with is in its states

@@ -12,6 +12,7 @@ import torch
 from areno_fn.contracts.batch import Example, Pair
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.flow_adapter import EVEN, NoiseLevels
+from areno_fn.contracts.policy import ComputesAgain
 from areno_fn.contracts.spec import FlowWhole, Phase, Repeated
 from areno_fn.contracts.state import TrainState
 from areno_fn.engine.critic import CriticPlan
@@ -118,6 +119,7 @@ def plan_phase(
         DataError: a row cannot be used. RewardError: a reward cannot be had, or cannot judge a row. SpecError: lengths do not fit.
     """
     where = f"phases.{spec.name}"
+    policy = _computing_again(policy, spec, where)
     with at(f"{where}.rewards"):
         rewards = load_all(spec.rewards, loaded)
     medium.require_fit(spec, where)
@@ -164,6 +166,15 @@ def plan_phase(
         residency=residency,
         mixed=mixed,
     )
+
+
+def _computing_again(policy: Any, spec: Phase, where: str) -> Any:
+    """The policy with the layers that its backward pass computes again."""
+    if not spec.remat:
+        return policy
+    if not isinstance(policy, ComputesAgain):
+        raise SpecError(f"{where}.remat: the layers of this model cannot be computed again one by one; remove it")
+    return policy.computing_again(spec.remat)
 
 
 def _mixture(spec: Phase, rows: Sequence[Row], used: Sequence[int]) -> Mixture:
@@ -221,4 +232,5 @@ def _critic(spec: Phase, critic: CriticPlan | None) -> dict[str, Any]:
             f"phases.{spec.name}.batch.max_length: {spec.batch.max_length} is beyond the critic's context of "
             f"{critic.policy.max_positions} positions; lower it to that or less"
         )
-    return {"critic_policy": critic.policy, "critic_view": critic.view, "begin_critic": critic.begin}
+    judging = _computing_again(critic.policy, spec, f"phases.{spec.name}")
+    return {"critic_policy": judging, "critic_view": critic.view, "begin_critic": critic.begin}

@@ -53,11 +53,11 @@ def hidden(
     segments: torch.Tensor,
     *,
     bounds: tuple[int, int] | None = None,
-    remat: bool = False,
+    remat: int = 0,
 ) -> torch.Tensor:
     """Final hidden states [N, D]; arguments and errors as for `forward`.
 
-    With `remat` a layer keeps its input alone, and is computed again in the backward pass.
+    With `remat` k every k-th layer, from the first, keeps its input alone, and is computed again in the backward pass.
     """
     if not tokens.shape == positions.shape == segments.shape:
         raise ModelError(
@@ -71,15 +71,20 @@ def hidden(
     if takes(x, config.head_dim):
         pair = Pair(x, torch.zeros_like(x))
         cos, sin = cos.to(x.dtype), sin.to(x.dtype)  # as every layer rounds them
-        for layer in params.layers:
-            pair = block(config, layer, pair, cos, sin, layout, remat=remat)
+        for number, layer in enumerate(params.layers):
+            pair = block(config, layer, pair, cos, sin, layout, remat=is_again(number, remat))
         return add_rms_norm(pair.change, pair.stream, params.norm, config.rms_norm_eps)[1]
 
     def read(layer: Layer, x: torch.Tensor) -> torch.Tensor:
         q, k, v = project(config, layer, x, cos, sin)
         return finish(config, layer, x, packed_attention(q, k, v, layout, config.head_dim**-0.5))
 
-    run = recomputed(read) if remat else read
-    for layer in params.layers:
-        x = run(layer, x)
+    again = recomputed(read)
+    for number, layer in enumerate(params.layers):
+        x = again(layer, x) if is_again(number, remat) else read(layer, x)
     return rms_norm(x, params.norm, config.rms_norm_eps)
+
+
+def is_again(number: int, remat: int) -> bool:
+    """Whether a layer is computed again: every `remat`-th, from the first; none for 0."""
+    return remat > 0 and number % remat == 0

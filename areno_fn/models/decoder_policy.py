@@ -18,11 +18,16 @@ class DecoderPolicy:
 
     Attributes:
         config: the model.
-        remat: a layer keeps its input alone for the backward pass, in which it is computed again.
+        remat: k for every k-th layer, from the first, to keep its input alone for the backward pass, in which it is
+            computed again; 1 for all layers, 0 for none.
     """
 
     config: DecoderConfig
-    remat: bool = False
+    remat: int = 0
+
+    def computing_again(self, every: int) -> DecoderPolicy:
+        """The same functions, whose backward pass computes every so many-th layer again."""
+        return attrs.evolve(self, remat=every)
 
     @property
     def vocab_size(self) -> int:

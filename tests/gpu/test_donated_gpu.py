@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import attrs
 import pytest
 import torch
 
@@ -124,7 +123,7 @@ def test_a_step_waits_for_its_metrics_alone(options: dict[str, bool], waiting_on
 def test_full_remat_has_the_same_gradients() -> None:
     step, state = made("float32", donate=True)
     config = FAMILY.config_from_hf(CONFIG)
-    policy = attrs.evolve(FAMILY.policy(config), remat=True)
+    policy = FAMILY.policy(config).computing_again(1)
     objective = af.pipeline(af.score(policy, af.Sampling()), af.cross_entropy())
     again = af.train_step(objective, af.adamw(AdamWSpec(lr=1e-3), total_steps=100), donate=True)
     other = tree.map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, state)

@@ -392,6 +392,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "rewards": "what samples are judged by, summed by weight",
         "ema": "an average of the actor beside it; when absent, none",
         "offload": "snapshots that stay in host memory between their uses; changes no result",
+        "remat": "every so many-th layer is computed again for its gradient, not kept: 0 none, 1 all, 2 half",
     },
     "EMA": {
         "decay": "share of the average that stays at an update",
