@@ -144,6 +144,9 @@ def _backward(
     config, layout = structure.config, structure.layout
     eps = config.rms_norm_eps
     found: dict[str, torch.Tensor] = {}
+    # what is not needed any more is let go at once, which frees what was made again and not kept
+    first, second, qkv, q, k, gate_up, attended = kept
+    del kept, cotangents
 
     def weights(name: str, dy: torch.Tensor, x: torch.Tensor) -> None:
         paths = {"weight": name, "bias": f"{name}_bias", "a": f"{name}.a", "b": f"{name}.b"}
@@ -153,22 +156,26 @@ def _backward(
         for kind, value in linear_into_weights(dy, x, getattr(layer, name), _bias(layer, name), wanted).items():
             found[paths[kind]] = value
 
-    dgate_up, gated = gated_silu.backward_with_value(linear_into_input(dchange, layer.down), kept.gate_up)
+    dgate_up, gated = gated_silu.backward_with_value(linear_into_input(dchange, layer.down), gate_up)
+    del gate_up
     weights("down", dchange, gated)
-    del gated
+    del gated, dchange
     dnormal = linear_into_input(dgate_up, layer.gate_up)
-    dsecond, found["mlp_norm"], normal = add_rms_norm.backward(dstream, dnormal, kept.second, layer.mlp_norm, eps)
+    dsecond, found["mlp_norm"], normal = add_rms_norm.backward(dstream, dnormal, second, layer.mlp_norm, eps)
+    del second, dnormal, dstream
     weights("gate_up", dgate_up, normal)
-    del dgate_up
-    out = kept.attended[0].flatten(-2)
-    dout = linear_into_input(dsecond, layer.o).view_as(kept.attended[0])
-    weights("o", dsecond, out)
-    v = kept.qkv[:, -config.num_kv_heads :]
-    dq, dk, dv = fused.backward(dout, kept.q, kept.k, v, kept.attended, layout, config.head_dim**-0.5)
-    pulled = norm_rotary.backward(dq, dk, dv, kept.qkv, *_head_norms(layer), cos, sin, eps)
-    dqkv, found["q_norm"], found["k_norm"] = pulled[0].flatten(-2), pulled[1], pulled[2]
+    del dgate_up, normal
+    dout = linear_into_input(dsecond, layer.o).view_as(attended[0])
+    weights("o", dsecond, attended[0].flatten(-2))
+    v = qkv[:, -config.num_kv_heads :]
+    dq, dk, dv = fused.backward(dout, q, k, v, attended, layout, config.head_dim**-0.5)
+    del dout, q, k, v, attended
+    dqkv, found["q_norm"], found["k_norm"] = norm_rotary.backward(dq, dk, dv, qkv, *_head_norms(layer), cos, sin, eps)
+    del dq, dk, dv, qkv
+    dqkv = dqkv.flatten(-2)
     dnormal = linear_into_input(dqkv, layer.qkv)
-    dfirst, found["attn_norm"], normal = add_rms_norm.backward(dsecond, dnormal, kept.first, layer.attn_norm, eps)
+    dfirst, found["attn_norm"], normal = add_rms_norm.backward(dsecond, dnormal, first, layer.attn_norm, eps)
+    del dnormal, dsecond
     weights("qkv", dqkv, normal)
     return dfirst, [found.get(path) for path in structure.paths]
 
@@ -214,9 +221,12 @@ def _light_pull(cotangents: tuple[Any, ...], inputs: tuple[Any, ...], outputs: t
     structure, _, _, cos, sin, *leaves = inputs
     first, config = outputs[2], structure.config
     layer = pytree.tree_unflatten(leaves, structure.spec)
-    normal = add_rms_norm.forward(first, torch.zeros_like(first), layer.attn_norm, config.rms_norm_eps)[1]
-    _, kept = _forward(config, layer, structure.layout, first, normal, cos, sin)
-    dpair, found = _backward(structure, layer, kept, cotangents, cos, sin)
+
+    def kept() -> _Kept:
+        normal = add_rms_norm.forward(first, torch.zeros_like(first), layer.attn_norm, config.rms_norm_eps)[1]
+        return _forward(config, layer, structure.layout, first, normal, cos, sin)[1]
+
+    dpair, found = _backward(structure, layer, kept(), cotangents, cos, sin)
     return None, dpair, dpair, None, None, *found
 
 
