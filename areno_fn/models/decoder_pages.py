@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,7 @@ from areno_fn.kernels import add_rms_norm, gated_silu, norm_rotary
 from areno_fn.kernels.attention import equal_documents, packed_attention
 from areno_fn.kernels.attention.fused import takes
 from areno_fn.kernels.linear import linear
+from areno_fn.kernels.norm_rotary_pages import norm_rotary_pages
 from areno_fn.kernels.paged_attention import paged_attention, write_pages
 from areno_fn.kernels.rms_norm import rms_norm
 from areno_fn.models.decoder import Decoder, DecoderConfig, Layer
@@ -122,13 +124,33 @@ def read_next(
     page = table.gather(1, (stored // pages.size)[:, None]).squeeze(1)
     places, lengths = page * pages.size + stored % pages.size, stored + 1
 
+    def look(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        return paged_attention(q, keys, values, table, lengths, config.head_dim**-0.5, longest=longest + 1)
+
     def attend(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
         write_pages(k, v, keys, values, places)
-        return paged_attention(q, keys, values, table, lengths, config.head_dim**-0.5, longest=longest + 1)
+        return look(q, keys, values)
 
-    return logits(params, _through(params, config, tokens, stored, pages, attend))
+    def mix(
+        layer: Layer, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
+        q = norm_rotary_pages(
+            qkv,
+            layer.q_norm,
+            layer.k_norm,
+            cos,
+            sin,
+            config.num_heads,
+            config.rms_norm_eps,
+            keys,
+            values,
+            places,
+        )
+        return look(q, keys, values)
+
+    return logits(params, _through(params, config, tokens, stored, pages, attend, mix=mix))
 
 
 def _through(
@@ -139,11 +161,13 @@ def _through(
     pages: Pages,
     attend: Callable[..., torch.Tensor],
     rows: torch.Tensor | None = None,
+    mix: Callable[..., torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Final hidden states of tokens [N], or of some rows of them, with the arithmetic that training has on the device.
 
     Args:
         attend: `(q, k, v, keys, values) -> [N, H, head_dim]`, with the pages of the layer.
+        mix: `(layer, qkv, cos, sin, keys, values) -> [N, H, head_dim]`, where the projection is not taken apart first.
     """
     cos, sin = angles(config, positions)
     x = F.embedding(tokens, params.embed)
@@ -155,12 +179,26 @@ def _through(
         return rms_norm(x, params.norm, config.rms_norm_eps)
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)  # as every layer of training rounds them
     change = torch.zeros_like(x)
+    mixed = mix or _apart(config, attend)
     for layer, keys, values in layers:
-        x, change = _fused(config, layer, x, change, cos, sin, lambda q, k, v, to=(keys, values): attend(q, k, v, *to))
+        at_once = partial(mixed, layer, cos=cos, sin=sin, keys=keys, values=values)
+        x, change = _fused(config, layer, x, change, at_once)
     if rows is not None:
         x, change = x.index_select(0, rows), change.index_select(0, rows)
     normal: torch.Tensor = add_rms_norm.forward(change, x, params.norm, config.rms_norm_eps)[1]
     return normal
+
+
+def _apart(config: DecoderConfig, attend: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Queries, keys and values that are attended to one after the other."""
+
+    def mix(
+        layer: Layer, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
+        q, k = norm_rotary.forward(qkv, layer.q_norm, layer.k_norm, cos, sin, config.num_heads, config.rms_norm_eps)
+        return attend(q, k, qkv[:, -config.num_kv_heads :], keys, values)
+
+    return mix
 
 
 def _fused(
@@ -168,16 +206,13 @@ def _fused(
     layer: Layer,
     x: torch.Tensor,
     change: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    attend: Callable[..., torch.Tensor],
+    mix: Callable[[torch.Tensor], torch.Tensor],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A layer in the fewest passes; the stream before it and after it is the sum of two tensors [N, D]."""
-    eps, shared = config.rms_norm_eps, config.num_kv_heads
+    eps = config.rms_norm_eps
     x, normal = add_rms_norm.forward(change, x, layer.attn_norm, eps)
     qkv = linear(normal, layer.qkv, layer.qkv_bias).unflatten(-1, (-1, config.head_dim))
-    q, k = norm_rotary.forward(qkv, layer.q_norm, layer.k_norm, cos, sin, config.num_heads, eps)
-    added = linear(attend(q, k, qkv[:, -shared:]).flatten(-2), layer.o, layer.o_bias)
+    added = linear(mix(qkv).flatten(-2), layer.o, layer.o_bias)
     x, normal = add_rms_norm.forward(added, x, layer.mlp_norm, eps)
     gated = gated_silu.forward(linear(normal, layer.gate_up, layer.gate_up_bias))
     return x, linear(gated, layer.down, layer.down_bias)
