@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
+
+Guide = Callable[[torch.Tensor, torch.Tensor, float, torch.Tensor, torch.Tensor], torch.Tensor]
+"""`(towards, away, scale, state, timestep) -> velocity [B, *]`: of the velocities [B, *] under the positive and the negative
+conditions, asked for at a state and a time, and the weight of guidance."""
 
 
 class FlowPolicy(Protocol):
@@ -28,16 +33,9 @@ class FlowPolicy(Protocol):
         """
         ...
 
-    def guide(
-        self, towards: torch.Tensor, away: torch.Tensor, scale: float, state: torch.Tensor, timestep: torch.Tensor
-    ) -> torch.Tensor:
-        """The velocity [B, *] of a guidance above 1, as the model is meant to be sampled; `straight` for most.
-
-        Args:
-            towards, away: [B, *], the velocities under the positive and the negative conditions.
-            scale: weight of guidance.
-            state, timestep: where they were asked for.
-        """
+    @property
+    def guide(self) -> Guide:
+        """What makes the velocity of a guidance above 1, as the model is meant to be sampled; `straight` for most."""
         ...
 
 
