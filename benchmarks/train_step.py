@@ -33,7 +33,9 @@ import torch
 import transformers
 
 import areno_fn as af
+from areno_fn.contracts.footprint import Footprint
 from areno_fn.contracts.spec import AdamWSpec
+from areno_fn.engine.predict import predict
 
 SHAPES = {
     "qwen3-0.6b": {
@@ -140,12 +142,17 @@ def _line(
     found["tokens_per_s"] = tokens.numel() / found["seconds"]
     found["of_matmul_rate"] = _flops(model, *case.sizes) / found["seconds"] / rate
     found["whole_s"] = time.perf_counter() - begin
+    expected = _expected(case, options.model, tokens) if case.is_own else None
+    found["predicted_gb"] = None if expected is None else expected.total / 1e9
     print(
         f"{case.label:20s} {case.precision:6s} {case.shape:>7s} {found['tokens_per_s']:9.0f} tokens/s  "
         f"{found['seconds'] * 1e3:7.1f} ms (+- {found['spread'] * 1e3:.1f})  peak {found['peak_gb']:6.2f} GB, reserved "
         f"{found['reserved_gb']:6.2f}  {found['of_matmul_rate']:.3f} of the matmul rate  loss {found['loss']:.4f}",
         flush=True,
     )
+    if expected is not None:
+        share = found["peak_gb"] / found["predicted_gb"]
+        print(f"{'':20s} measured {share:.3f} of the predicted {expected}", flush=True)
     return found
 
 
@@ -165,9 +172,7 @@ def _areno_step(case: Case, model: str, tokens: torch.Tensor, device: torch.devi
     family = af.FAMILIES["qwen3"]
     config = family.config_from_hf({"model_type": "qwen3", **SHAPES[model]})
     params = family.init(config, af.Key.of(0), dtype=dtype, device=device)
-    optimizer = af.adamw(
-        AdamWSpec(lr=1e-5, states="stored" if case.precision == "stored" else "float32"), total_steps=1000
-    )
+    optimizer = af.adamw(_optimizer(case), total_steps=1000)
     options = case.label.split("+")
     policy = attrs.evolve(family.policy(config), remat=_remat(options))
     objective = af.pipeline(af.score(policy, af.Sampling()), af.cross_entropy())
@@ -190,6 +195,17 @@ def _areno_step(case: Case, model: str, tokens: torch.Tensor, device: torch.devi
         return metrics["train/loss"]
 
     return step
+
+
+def _expected(case: Case, model: str, tokens: torch.Tensor) -> Footprint:
+    """The memory that a step on a GPU should need; a graph has it set aside."""
+    config = af.FAMILIES["qwen3"].config_from_hf({"model_type": "qwen3", **SHAPES[model]})
+    decisions, remat = tokens.numel() - tokens.shape[0], _remat(case.label.split("+"))
+    return predict(config, _optimizer(case), tokens.numel(), decisions=decisions, remat=remat)
+
+
+def _optimizer(case: Case) -> AdamWSpec:
+    return AdamWSpec(lr=1e-5, states="stored" if case.precision == "stored" else "float32")
 
 
 def _remat(options: list[str]) -> int:
