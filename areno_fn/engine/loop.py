@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from areno_fn import tree
 from areno_fn.contracts.actions import Metrics
 from areno_fn.contracts.batch import PackedTokens
 from areno_fn.contracts.errors import DivergenceError, RewardError
@@ -25,6 +24,7 @@ from areno_fn.engine.plan import Plan
 from areno_fn.engine.recorder import Judged, Recorder
 from areno_fn.engine.references import References
 from areno_fn.engine.rewards import each_of
+from areno_fn.engine.transfer import to_device
 from areno_fn.steps.recipes import ACTOR, REFERENCE
 from areno_fn.steps.token.pairs import pair_batches
 from areno_fn.world.clock import Stopwatch
@@ -143,7 +143,7 @@ def _require_finite(phase: PhasePlan, state: TrainState, metrics: Metrics) -> No
 
 def _dataset_step(plan: Plan, phase: PhasePlan, state: TrainState) -> tuple[TrainState, Metrics]:
     batch = plan.medium.batch(phase.examples, _rows(phase, state), phase.spec)
-    batch = tree.map(lambda x: x.to(plan.device), batch)
+    batch = to_device(batch, plan.device)
     state, metrics = phase.algorithm.step(donate(state), batch)
     return _advance(phase, state, count_epochs=True), metrics
 
@@ -155,7 +155,7 @@ def _preference_step(
     assert refer is not None, "the phase was planned for an algorithm that compares pairs"
 
     def compute(packed: PackedTokens) -> torch.Tensor:
-        return refer(state, tree.map(lambda x: x.to(plan.device), packed))
+        return refer(state, to_device(packed, plan.device))
 
     rows = _rows(phase, state)
     watch = Stopwatch()
@@ -163,7 +163,7 @@ def _preference_step(
     phase.residency.release()
     seconds = {"time/score": watch.lap()}
     batch = pair_batches([phase.pairs[row] for row in rows], known, phase.spec.batch.micro_tokens)
-    batch = tree.map(lambda x: x.to(plan.device), batch)
+    batch = to_device(batch, plan.device)
     state, metrics = phase.algorithm.step(donate(state), batch)
     return _advance(phase, state, count_epochs=True), metrics | seconds
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 import torch
+from e2e import tiny
 
 import areno_fn as af
 from areno_fn import tree
-from areno_fn.contracts.spec import AdamWSpec
+from areno_fn.contracts.spec import AdamWSpec, RunSpec
+from areno_fn.engine import loop
+from areno_fn.engine.plan import plan
+from areno_fn.engine.start import initial_state
 from areno_fn.steps import compose
 
 pytestmark = pytest.mark.gpu
@@ -117,6 +123,19 @@ def test_a_step_waits_for_its_metrics_alone(options: dict[str, bool], waiting_on
     torch.cuda.set_sync_debug_mode("error")
     for _ in range(2):
         state, metrics = step(state, pair)
+    assert metrics["train/loss"] > 0
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
+def test_a_step_of_the_loop_waits_for_its_metrics_alone(waiting_once: None) -> None:
+    """Batches go to the device through page-locked memory."""
+    made = plan(msgspec.convert(tomllib.loads(tiny.SPEC.replace('device = "cpu"', 'device = "cuda"')), RunSpec))
+    phase = made.phases[0]
+    state = phase.algorithm.begin(initial_state(made))
+    for _ in range(2):
+        state, _ = loop._dataset_step(made, phase, state)
+    torch.cuda.set_sync_debug_mode("error")
+    state, metrics = loop._dataset_step(made, phase, state)
     assert metrics["train/loss"] > 0
 
 
