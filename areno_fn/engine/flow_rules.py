@@ -46,8 +46,8 @@ def flow_problems(spec: RunSpec, phase: Phase, algorithm: FlowReferred) -> Itera
         for name in ("kl_floor", "reference_guidance"):
             if getattr(algorithm, name) != getattr(FlowCRD(), name):
                 yield f"{where}.{name}: without kl_coef there is no distance to weigh; give kl_coef, or remove this"
-    if isinstance(algorithm, FlowOnlineDPO) and algorithm.kl_coef:
-        yield f"{where}.kl_coef: the preference holds the actor near its reference by beta; remove this"
+    if isinstance(algorithm, FlowOnlineDPO):
+        yield from _preference(algorithm, where)
 
 
 def uses_average(algorithm: FlowGrouped) -> bool:
@@ -135,6 +135,14 @@ def _average(phase: Phase, algorithm: FlowGrouped, where: str) -> Iterator[str]:
     if uses_average(algorithm) and phase.ema is None:
         name = "draw_with" if algorithm.draw_with == "ema" else "ema_coef"
         yield f"{where}.{name}: the phase keeps no average of the actor; give it `ema`, or remove this"
+
+
+def _preference(algorithm: FlowOnlineDPO, where: str) -> Iterator[str]:
+    if algorithm.kl_coef:
+        yield f"{where}.kl_coef: the preference holds the actor near its reference by beta; remove this"
+    for name in ("baseline", "scale", "max_advantage"):
+        if getattr(algorithm, name) != getattr(FlowOnlineDPO(), name):
+            yield f"{where}.{name}: of a group only the best and the worst count, and not by how much; remove this"
 
 
 def _noisy(drawn: NoisyDenoising, where: str) -> Iterator[str]:

@@ -119,8 +119,9 @@ def plan(
     Args:
         spec: what to do.
         losses: by phase name, a stage that takes the place of the algorithm's own loss: `Actions -> Sums` in a GRPO, GSPO or
-            PPO phase, `Comparisons -> Sums` in a DPO phase, `Scores -> Sums` in an SFT phase, `Velocities -> Sums` in a flow
-            SFT phase, `Moves -> Sums` in a Flow-GRPO phase; or such by role, `Estimates -> Sums` for the critic.
+            PPO phase, `Comparisons -> Sums` in a DPO phase, `Scores -> Sums` in an SFT phase, `Moves -> Sums` where
+            noisy steps of a flow model are trained on, `Velocities -> Sums` in its other phases; or such by role,
+            `Estimates -> Sums` for the critic.
         optimizers: by phase name, a `Transform` or a pair `(init, update)` that takes the place of all that the phase's
             `optimizers` say, or such by role; its updates are added to the parameters.
 

@@ -202,6 +202,11 @@ def test_an_address_that_is_silent_ends_a_run_in_one_sentence(spec: Path, tmp_pa
             "kl_coef: the preference holds the actor near its reference by beta; remove this",
         ),
         (
+            "flow_online_dpo",
+            {"scale": "none"},
+            "scale: of a group only the best and the worst count, and not by how much; remove this",
+        ),
+        (
             "flow_grpo",
             {"combine": "each", "scale": "batch"},
             "scale: with combine = 'each' rewards are compared within groups and scaled over the batch; remove this",
@@ -228,6 +233,11 @@ def test_fields_that_mean_nothing_are_refused(
         (
             {"phases__grpo__algorithm": {"kind": "flow_dgpo", "samples": 4}, "phases__grpo__batch__micro_rows": 3},
             "phases.grpo.batch.micro_rows: the 4 samples of a group are compared in one micro-batch; use at least 4, or 0",
+        ),
+        (
+            {"phases__grpo__algorithm": {"kind": "flow_dgpo", "samples": 4, "minibatches": 6}, "phases__grpo__batch__rows": 8},
+            "phases.grpo.algorithm.minibatches: 6 mini-batches of whole groups cannot be cut from the last batch of an epoch, "
+            "which has 4 prompts (20 in batches of 8); change it or batch.rows",
         ),
         (
             {"phases__sft__data": [{"kind": "digit_pairs"}]},
