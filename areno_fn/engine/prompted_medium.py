@@ -15,8 +15,9 @@ from areno_fn.contracts.execution import Acquisition
 from areno_fn.contracts.flow import FlowPrompts, Trajectory
 from areno_fn.contracts.flow_adapter import FlowAdapter
 from areno_fn.contracts.flow_batch import Clean, EachReward, JudgedTrajectory
+from areno_fn.contracts.geometry import Size
 from areno_fn.contracts.key import Key
-from areno_fn.contracts.media import Request
+from areno_fn.contracts.media import MediaType, Request
 from areno_fn.contracts.spec import Denoising, FlowDPO, Phase
 from areno_fn.engine.conditions import ConditionCache
 from areno_fn.engine.medium import Encoded
@@ -27,11 +28,11 @@ from areno_fn.steps.recipes.flow_drawing import Draw
 from areno_fn.world import pictures
 from areno_fn.world.data_row import Row
 from areno_fn.world.pictures import Picture, subjects
-from areno_fn.world.prompted import PromptedRow, example_of, request_of, shot_of
+from areno_fn.world.prompted import PromptedRow, Shots, demonstration, preference, request_of, shot_of
 from areno_fn.world.rewards import Reward
 
-AT_ONCE = 8
-"""Most pictures that an autoencoder is given at once."""
+AT_ONCE: Mapping[MediaType, int] = {"image": 8, "video": 1}
+"""Most that an autoencoder is given at once."""
 
 
 @attrs.frozen(kw_only=True)
@@ -59,8 +60,8 @@ class PromptedPictures:
         """Requests, with the pictures that a data set shows; those are looked at, and read when their batch comes."""
         if spec.algorithm.execution.acquisition is not Acquisition.DATASET:
             return Encoded(prompts=self.encode_prompts(rows, None))
-        keys = ("chosen", "rejected") if isinstance(spec.algorithm, FlowDPO) else ("image",)
-        found = tuple(example_of(row, place, keys) for place, row in enumerate(rows))
+        read = preference if isinstance(spec.algorithm, FlowDPO) else demonstration
+        found = tuple(read(row, place, self._types) for place, row in enumerate(rows))
         for example, row in zip(found, rows, strict=True):
             self.adapter.contract.admit(example.request, row.where, self.adapter.size)
             self._require_size(example)
@@ -89,11 +90,11 @@ class PromptedPictures:
         del spec
         chosen = [examples[row] for row in rows]
         names = names_of(rows, len(examples))
-        each = len(chosen[0].shots)
+        each = len(chosen[0].shown)
         ids = [each * name + place for name in names for place in range(each)]
-        requests = [one.request for one in chosen for _ in one.shots]
-        shown = torch.stack([shot.read() for one in chosen for shot in one.shots])
-        return Clean(latents=self._latents(shown), prompts=self._prompts(requests, ids, self.device))
+        requests = [one.request for one in chosen for _ in one.shown]
+        latents = self._latents([shots for one in chosen for shots in one.shown])
+        return Clean(latents=latents, prompts=self._prompts(requests, ids, self.device))
 
     def prompts(self, prompts: Sequence[Request], rows: Sequence[int], device: torch.device) -> FlowPrompts:
         """What is asked for in some rows, and what is not."""
@@ -104,11 +105,11 @@ class PromptedPictures:
         return self.drawing(params, prompts, key, spec, max_rows)
 
     def shown(self, drawn: Trajectory | torch.Tensor) -> list[Picture]:
-        """The picture of every latent, float32 [3, H, W] from 0 to 1."""
+        """The picture of every latent, float32 [3, H, W], or the video [T, 3, H, W], from 0 to 1."""
         latents = drawn.final if isinstance(drawn, Trajectory) else drawn
         parts = self.parts.of(self.adapter.contract.codec)
         with torch.no_grad():
-            found = [self.adapter.decode(parts, few)["image"].cpu() for few in latents.split(AT_ONCE)]
+            found = [self.adapter.decode(parts, few)[self._seen].cpu() for few in latents.split(AT_ONCE[self._seen])]
         return list(torch.cat(found).numpy())
 
     def tokens(self, drawn: Any) -> None:
@@ -132,11 +133,12 @@ class PromptedPictures:
 
     def rehearsed(self, row: Mapping[str, Any]) -> tuple[Picture, Picture]:
         """An empty picture, and the row's own, where it has one."""
-        empty = np.zeros((3, self.adapter.size.height, self.adapter.size.width), np.float32)
-        key = next((key for key in ("image", "chosen") if key in row), None)
-        if key is None or not isinstance(row, Row):
+        size = self.adapter.size
+        frames = (size.frames,) if self._seen == "video" else ()
+        empty = np.zeros((*frames, 3, size.height, size.width), np.float32)
+        if self._seen not in row or not isinstance(row, Row):
             return empty, np.ones_like(empty)
-        return empty, shot_of(row, row[key], key).read().numpy()
+        return empty, shot_of(row, row[self._seen], self._seen).read().numpy()
 
     @property
     def tried(self) -> tuple[str, str]:
@@ -148,17 +150,33 @@ class PromptedPictures:
         conditions = self.conditions.stacked(requests, device, negative=negative)
         return FlowPrompts(conditions=conditions, ids=torch.tensor(ids).to(device))
 
-    def _latents(self, shown: torch.Tensor) -> torch.Tensor:
-        parts = self.parts.of(self.adapter.contract.codec)
-        with torch.no_grad():
-            found = [self.adapter.encode_output(parts, {"image": few}) for few in shown.split(AT_ONCE)]
+    @property
+    def _types(self) -> tuple[MediaType, ...]:
+        return tuple(output.type for output in self.adapter.contract.outputs)
+
+    @property
+    def _seen(self) -> MediaType:
+        """What rewards and people look at; sound beside a video is not shown."""
+        return next(type for type in self._types if type != "audio")
+
+    def _latents(self, shown: Sequence[Shots]) -> torch.Tensor:
+        parts, most = self.parts.of(self.adapter.contract.codec), AT_ONCE[self._seen]
+        found = []
+        for start in range(0, len(shown), most):
+            few = shown[start : start + most]
+            made = {type: torch.stack([shots[type].read() for shots in few]) for type in self._types}
+            with torch.no_grad():
+                found.append(self.adapter.encode_output(parts, made))
         return torch.cat(found).float()
 
     def _require_size(self, example: PromptedRow) -> None:
         size = self.adapter.size
-        for shot in example.shots:
-            if shot.size != (size.height, size.width):
+        for shots in example.shown:
+            shot = shots[self._seen]
+            frames = shot.shape[0] if shot.type == "video" else 1
+            found = Size(height=shot.shape[-2], width=shot.shape[-1], frames=frames)
+            if found != size:
                 raise DataError(
-                    f"{shot.where}: the picture is {shot.size[0]} x {shot.size[1]}, but the model makes {size}, "
-                    f"geometry: resize it, or set model.pipeline"
+                    f"{shot.where}: the {shot.type} is {found}, but the model makes {size}, geometry: resize it, or set "
+                    f"the size under model.pipeline"
                 )

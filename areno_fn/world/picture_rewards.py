@@ -6,7 +6,7 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
-from areno_fn.world.pictures import Picture, as_image
+from areno_fn.world.pictures import Picture, as_image, still
 
 
 def brightness(row: Mapping[str, Any], picture: Picture) -> float:
@@ -25,5 +25,5 @@ def jpeg_kilobytes(row: Mapping[str, Any], picture: Picture) -> float:
     """Thousands of bytes of a picture as a JPEG file of quality 95, its header included; with weight -1, compressibility."""
     del row
     file = io.BytesIO()
-    as_image(picture).save(file, format="JPEG", quality=95)
+    as_image(still(picture)).save(file, format="JPEG", quality=95)
     return len(file.getvalue()) / 1000

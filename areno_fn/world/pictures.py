@@ -114,6 +114,11 @@ def _class(row: Row, key: str, classes: int) -> int:
     return label
 
 
+def still(picture: Picture) -> Picture:
+    """A picture [C, H, W] itself, or the frame in the middle of a video [T, C, H, W]."""
+    return picture if picture.ndim == 3 else picture[len(picture) // 2]
+
+
 def subjects(rows: Sequence[Mapping[str, Any]]) -> list[int]:
     """What the pictures of rows are of, as numbers: the row's label, or the place where its prompt first stands."""
     if all("label" in row for row in rows):
@@ -151,11 +156,12 @@ def grid(labels: Sequence[int], pictures: Sequence[Picture], columns: int = 10) 
 
     Args:
         labels: of the pictures.
-        pictures: [C, S, S] each.
+        pictures: [C, H, W] each, or videos, of which a still is shown.
         columns: most of a class.
     """
-    lines = [own[:columns] for own in _by_class(labels, pictures).values()]
-    channels, height, width = pictures[0].shape
+    stills = [still(picture) for picture in pictures]
+    lines = [own[:columns] for own in _by_class(labels, stills).values()]
+    channels, height, width = stills[0].shape
     down, across = height * _SCALE + _GAP, width * _SCALE + _GAP
     sheet = np.full((channels, _GAP + down * len(lines), _GAP + across * max(map(len, lines))), 0.5, np.float32)
     for i, line in enumerate(lines):
@@ -179,5 +185,5 @@ def write_png(picture: Picture, path: str | os.PathLike[str]) -> None:
 
 def text(picture: Picture) -> str:
     """A picture in characters, one line a row of pixels, the mean of its channels from paper to ink."""
-    shades = np.minimum((picture.mean(0) * len(_INK)).astype(int), len(_INK) - 1)
+    shades = np.minimum((still(picture).mean(0) * len(_INK)).astype(int), len(_INK) - 1)
     return "\n".join("".join(_INK[shade] for shade in line) for line in shades.tolist())

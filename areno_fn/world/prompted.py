@@ -1,16 +1,19 @@
-"""Rows for models that make pictures of prompts: what is asked for, and the pictures that are shown or preferred.
+"""Rows for models that make pictures, videos and sound of prompts: what is asked for, and what is shown or preferred.
 
-    {"prompt": "a heron", "negative_prompt": "a crane"}                            to draw for
-    {"prompt": "a heron", "image": "heron.png"}                                    a demonstration
-    {"prompt": "a heron", "chosen": "heron.png", "rejected": "crane.png"}          a preference
-    {"prompt": "make it fly", "inputs": [{"image": "heron.png", "slot": ""}]}      with a given picture
+    {"prompt": "a heron", "negative_prompt": "a crane"}                                   to draw for
+    {"prompt": "a heron", "image": "heron.png"}                                           a demonstration
+    {"prompt": "a heron", "chosen": "heron.png", "rejected": "crane.png"}                 a preference
+    {"prompt": "it flies", "inputs": [{"image": "heron.png", "slot": "first_frame"}], ...}   with given media
 
-A picture is the path of a file, from the folder of the row's file, or an array [C, H, W] from 0 to 1.
+A picture is the path of a file, from the folder of the row's file, or numbers [3, H, W] from 0 to 1. A video is a list of
+paths, one a frame, or numbers [T, 3, H, W]; sound is numbers [C, L] from -1 to 1. Of a model that makes several, what is
+chosen and rejected is {"video": ..., "audio": ...}.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,39 +23,43 @@ import torch
 from PIL import Image, UnidentifiedImageError
 
 from areno_fn.contracts.errors import DataError
-from areno_fn.contracts.media import Media, Request
+from areno_fn.contracts.media import MEDIA_TYPES, Media, MediaType, Request
 from areno_fn.world.data_row import Row
 
-_KEYS = ("image", "chosen", "rejected")
+_NUMBERS: dict[MediaType, str] = {"image": "[3, H, W]", "video": "[T, 3, H, W]", "audio": "[C, L]"}
 
 
 @attrs.frozen(eq=False)
 class Shot:
-    """A picture of a row, which is read when it is needed.
+    """A medium of a row, which is read when it is needed.
 
     Attributes:
+        type: which.
         where: the row.
-        value: the path of its file, or the array itself.
-        size: height and width.
+        value: the paths of its frames, or its numbers.
+        shape: of its numbers.
         digest: of its bytes.
     """
 
+    type: MediaType
     where: str
-    value: Path | torch.Tensor
-    size: tuple[int, int]
+    value: tuple[Path, ...] | torch.Tensor
+    shape: tuple[int, ...]
     digest: bytes
 
     def read(self) -> torch.Tensor:
-        """The picture, float32 [3, H, W] from 0 to 1.
+        """Its numbers, float32.
 
         Raises:
-            DataError: its file can no longer be read.
+            DataError: a file can no longer be read.
         """
         if isinstance(self.value, torch.Tensor):
             return self.value
-        with _opened(self.value, self.where) as image:
-            pixels = np.asarray(image.convert("RGB"), np.float32)
-        return torch.from_numpy(pixels / 255).permute(2, 0, 1).contiguous()
+        frames = torch.stack([_pixels(path, self.where) for path in self.value])
+        return frames[0] if self.type == "image" else frames
+
+
+Shots = Mapping[MediaType, Shot]
 
 
 @attrs.frozen(eq=False)
@@ -61,25 +68,26 @@ class PromptedRow:
 
     Attributes:
         request: what is asked for.
-        shots: the picture that is shown; or the one that is preferred, and the other.
+        shown: the media that are shown; or those that are preferred, and the others.
         row: index of the row in its data set.
     """
 
     request: Request
-    shots: tuple[Shot, ...]
+    shown: tuple[Shots, ...]
     row: int
 
     @property
     def content(self) -> bytes:
         """What it says, in few bytes."""
-        return self.request.fingerprint.encode() + b"".join(shot.digest for shot in self.shots)
+        digests = [shots[type].digest for shots in self.shown for type in sorted(shots)]
+        return self.request.fingerprint.encode() + b"".join(digests)
 
 
 def request_of(row: Row) -> Request:
     """What a row asks for.
 
     Raises:
-        DataError: it has no prompt in words, or a given picture cannot be read.
+        DataError: it has no prompt in words, or a given medium cannot be read.
     """
     prompt, negative = row.get("prompt"), row.get("negative_prompt")
     if not isinstance(prompt, str):
@@ -89,63 +97,101 @@ def request_of(row: Row) -> Request:
     given = row.get("inputs") or []
     if not isinstance(given, list):
         raise DataError(f"{row.where}: inputs must be a list, received {type(given).__name__}")
-    return Request(prompt=prompt, negative_prompt=negative, media=tuple(_medium(row, one) for one in given))
+    return Request(prompt=prompt, negative_prompt=negative, media=tuple(_given(row, one) for one in given))
 
 
-def example_of(row: Row, place: int, keys: tuple[str, ...]) -> PromptedRow:
-    """A row to train on, its pictures looked at but not kept.
+def demonstration(row: Row, place: int, types: tuple[MediaType, ...]) -> PromptedRow:
+    """A row that shows what is to be made, under the names of the types.
 
     Args:
-        row: with a prompt, and a picture under each key.
+        row: with a prompt, and a medium of every type.
         place: index of the row in its data set.
-        keys: "image", or "chosen" and "rejected".
+        types: that the model makes.
 
     Raises:
-        DataError: a picture is missing, or cannot be read.
+        DataError: a medium is missing, or cannot be read.
     """
-    missing = [key for key in keys if key not in row]
-    if missing:
-        there = [key for key in _KEYS if key in row]
-        found = f"; it has {' and '.join(there)}" if there else ""
-        raise DataError(
-            f"{row.where}: the row needs {' and '.join(keys)} beside its prompt, and has no {missing[0]}{found}"
-        )
-    return PromptedRow(request_of(row), tuple(shot_of(row, row[key], key) for key in keys), place)
+    return PromptedRow(request_of(row), (_shots(row, row, types, "the row"),), place)
 
 
-def shot_of(row: Row, value: Any, key: str) -> Shot:
-    """A picture under a key of a row.
+def preference(row: Row, place: int, types: tuple[MediaType, ...]) -> PromptedRow:
+    """A row that shows what is `chosen` and what is `rejected`.
 
     Raises:
-        DataError: it cannot be read, or is no picture.
+        DataError: as for `demonstration`.
     """
-    if isinstance(value, str):
-        path = Path(row.file).parent / value
-        with _opened(path, row.where) as image:
-            width, height = image.size
-        return Shot(row.where, path, (height, width), hashlib.sha256(path.read_bytes()).digest())
+    shown = []
+    for key in ("chosen", "rejected"):
+        value = row.get(key)
+        if value is None:
+            raise DataError(f"{row.where}: the row has no {key!r}; a preference is a prompt, chosen and rejected")
+        shown.append(_shots(row, {types[0]: value} if len(types) == 1 else value, types, key))
+    return PromptedRow(request_of(row), tuple(shown), place)
+
+
+def shot_of(row: Row, value: Any, type: MediaType) -> Shot:
+    """A medium of a row.
+
+    Raises:
+        DataError: it cannot be read, or is none.
+    """
+    paths = [value] if isinstance(value, str) else value
+    if type != "audio" and isinstance(paths, list) and paths and all(isinstance(path, str) for path in paths):
+        return _from_files(row, tuple(Path(row.file).parent / path for path in paths), type)
     try:
-        array = torch.from_numpy(np.ascontiguousarray(value, np.float32))
+        numbers = torch.from_numpy(np.ascontiguousarray(value, np.float32))
     except (TypeError, ValueError) as error:
+        raise DataError(f"{row.where}: {type} must be {_legal(type)}, received {value!r:.60}") from error
+    colours = numbers.ndim == len(_NUMBERS[type].split(",")) and (type == "audio" or numbers.shape[-3] == 3)
+    if not colours:
+        raise DataError(f"{row.where}: {type} must be {_legal(type)}, received the shape {list(numbers.shape)}")
+    checked = Media(type=type, data=numbers).data
+    return Shot(type, row.where, checked, tuple(numbers.shape), hashlib.sha256(numbers.numpy().tobytes()).digest())
+
+
+def _shots(row: Row, values: Any, types: tuple[MediaType, ...], what: str) -> Shots:
+    missing = [type for type in types if not isinstance(values, Mapping) or type not in values]
+    if missing:
+        there = ", ".join(sorted(map(str, values))) if isinstance(values, Mapping) else f"{values!r:.60}"
+        raise DataError(f"{row.where}: {what} needs {' and '.join(types)}, received {there}")
+    return {type: shot_of(row, values[type], type) for type in types}
+
+
+def _from_files(row: Row, paths: tuple[Path, ...], type: MediaType) -> Shot:
+    if type == "image" and len(paths) > 1:
+        raise DataError(f"{row.where}: an image is one file, received {len(paths)}")
+    sizes, found = set(), hashlib.sha256()
+    for path in paths:
+        with _opened(path, row.where) as image:
+            sizes.add((image.size[1], image.size[0]))
+        found.update(path.read_bytes())
+    if len(sizes) > 1:
         raise DataError(
-            f"{row.where}: {key} must be a path or numbers [3, H, W], received {type(value).__name__}"
-        ) from error
-    if array.ndim != 3 or array.shape[0] != 3:
-        raise DataError(f"{row.where}: {key} must be numbers [3, H, W], received the shape {list(array.shape)}")
-    picture = Media(type="image", data=array).data
-    return Shot(
-        row.where, picture, (int(array.shape[1]), int(array.shape[2])), hashlib.sha256(array.numpy().tobytes()).digest()
-    )
+            f"{row.where}: the frames of a video have one size, received {' and '.join(map(str, sorted(sizes)))}"
+        )
+    shape = (3, *sizes.pop())
+    return Shot(type, row.where, paths, shape if type == "image" else (len(paths), *shape), found.digest())
 
 
-def _medium(row: Row, value: Any) -> Media:
-    slot = ""
-    if isinstance(value, dict):
-        strange = value.keys() - {"image", "slot"}
-        if strange or "image" not in value:
-            raise DataError(f"{row.where}: an input is {{image, slot}}, received {', '.join(sorted(map(str, value)))}")
-        slot, value = value.get("slot", ""), value["image"]
-    return Media(type="image", data=shot_of(row, value, "inputs").read(), slot=slot)
+def _given(row: Row, value: Any) -> Media:
+    if not isinstance(value, Mapping):
+        value = {"image": value}
+    types: list[MediaType] = [type for type in MEDIA_TYPES if type in value]
+    if len(types) != 1 or value.keys() - {types[0], "slot"}:
+        keys = ", ".join(sorted(map(str, value)))
+        raise DataError(f"{row.where}: one of inputs is {{image, video or audio, and perhaps slot}}, received {keys}")
+    return Media(type=types[0], data=shot_of(row, value[types[0]], types[0]).read(), slot=value.get("slot", ""))
+
+
+def _legal(type: MediaType) -> str:
+    paths = {"image": "a path or ", "video": "a list of paths or ", "audio": ""}[type]
+    return f"{paths}numbers {_NUMBERS[type]}"
+
+
+def _pixels(path: Path, where: str) -> torch.Tensor:
+    with _opened(path, where) as image:
+        pixels = np.asarray(image.convert("RGB"), np.float32)
+    return torch.from_numpy(pixels / 255).permute(2, 0, 1).contiguous()
 
 
 def _opened(path: Path, where: str) -> Image.Image:
