@@ -74,17 +74,53 @@ EVEN = NoiseLevels()
 """Those of a model without a scheduler of its own: an even grid."""
 
 
-class FlowAdapter(FlowPolicy, Protocol):
+class ConditionPreparer(Protocol):
+    """What makes conditions of requests."""
+
+    @property
+    def contract(self) -> PipelineIOContract:
+        """What the checkpoint takes and makes."""
+        ...
+
+    def encode_conditions(self, parts: Parts, request: Request, *, negative: bool) -> Conditions:
+        """The conditions of one request, with a first dimension of 1.
+
+        Args:
+            parts: those of `contract.preparer`.
+            request: one that the contract admits.
+            negative: whether the negative ones are wanted; without a negative prompt they are those of an empty one.
+        """
+        ...
+
+
+class OutputCodec(Protocol):
+    """What makes clean latents of media, and media of latents."""
+
+    @property
+    def contract(self) -> PipelineIOContract:
+        """What the checkpoint takes and makes."""
+        ...
+
+    def encode_output(self, parts: Parts, made: Made) -> torch.Tensor:
+        """Clean latents [B, *] of media; the most likely ones, where a codec has a distribution.
+
+        Args:
+            parts: those of `contract.codec`.
+            made: media of the adapter's size.
+        """
+        ...
+
+    def decode(self, parts: Parts, latents: torch.Tensor) -> Made:
+        """The media of latents [B, *], float32."""
+        ...
+
+
+class FlowAdapter(FlowPolicy, ConditionPreparer, OutputCodec, Protocol):
     """A pipeline as functions, for one checkpoint and one size of what it makes.
 
     Its parameters are those of the component that is trained, `{name: tensor}` by the names in the file. Encoding and
     decoding use frozen parts, which are given, and draw nothing: a result is a function of the parts and the request.
     """
-
-    @property
-    def contract(self) -> PipelineIOContract:
-        """What this checkpoint takes and makes."""
-        ...
 
     @property
     def size(self) -> Size:
@@ -102,27 +138,4 @@ class FlowAdapter(FlowPolicy, Protocol):
 
         The state of a single one has its shape. Several are laid flat, one behind the other.
         """
-        ...
-
-    def encode_conditions(self, parts: Parts, request: Request, *, negative: bool) -> Conditions:
-        """The conditions of one request, with a first dimension of 1.
-
-        Args:
-            parts: those of `contract.preparer`.
-            request: one that the contract admits.
-            negative: whether the negative ones are wanted; without a negative prompt they are those of an empty one.
-        """
-        ...
-
-    def encode_output(self, parts: Parts, made: Made) -> torch.Tensor:
-        """Clean latents [B, *] of media; the most likely ones, where a codec has a distribution.
-
-        Args:
-            parts: those of `contract.codec`.
-            made: media of this size.
-        """
-        ...
-
-    def decode(self, parts: Parts, latents: torch.Tensor) -> Made:
-        """The media of latents [B, *], float32."""
         ...

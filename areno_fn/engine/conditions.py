@@ -14,7 +14,7 @@ import torch
 
 from areno_fn import tree
 from areno_fn.contracts.flow import Conditions
-from areno_fn.contracts.flow_adapter import FlowAdapter
+from areno_fn.contracts.flow_adapter import ConditionPreparer
 from areno_fn.contracts.media import Request
 from areno_fn.contracts.pipeline_io import require_condition
 from areno_fn.engine.parts import FrozenParts
@@ -27,13 +27,13 @@ class ConditionCache:
     """Conditions by the fingerprint of their request, in the memory of the host.
 
     Args:
-        adapter: encodes one.
+        preparer: encodes one.
         parts: what it is encoded with.
         most_bytes: how much is kept.
     """
 
-    def __init__(self, adapter: FlowAdapter, parts: FrozenParts, most_bytes: int = MOST_BYTES) -> None:
-        self._adapter = adapter
+    def __init__(self, preparer: ConditionPreparer, parts: FrozenParts, most_bytes: int = MOST_BYTES) -> None:
+        self._preparer = preparer
         self._parts = parts
         self._most = most_bytes
         self._kept: OrderedDict[tuple[str, bool], Conditions] = OrderedDict()
@@ -46,9 +46,9 @@ class ConditionCache:
             self._kept.move_to_end(name)
             return self._kept[name]
         with torch.no_grad():
-            parts = self._parts.of(self._adapter.contract.preparer)
-            made = self._adapter.encode_conditions(parts, request, negative=negative)
-        require_condition(made.positive, self._adapter.contract.family)
+            parts = self._parts.of(self._preparer.contract.preparer)
+            made = self._preparer.encode_conditions(parts, request, negative=negative)
+        require_condition(made.positive, self._preparer.contract.family)
         found = tree.map(lambda x: x.detach().cpu(), made)
         self._kept[name] = found
         self._bytes += _size(found)

@@ -35,13 +35,13 @@ class Loads:
         return object()
 
 
-def parts() -> tuple[FrozenParts, Loads]:
+def frozen_parts() -> tuple[FrozenParts, Loads]:
     loads = Loads()
     return FrozenParts(Components(declared=DECLARED, index=INDEX), loads), loads
 
 
 def test_R2_R4_parts_are_loaded_once_when_they_are_needed() -> None:
-    frozen, loads = parts()
+    frozen, loads = frozen_parts()
     assert frozen.of(None) == {} and frozen.materialised == ()
     first = frozen.of(["words", "extra"])
     assert first.keys() == {"words"} and loads.names == ["text"]
@@ -52,7 +52,7 @@ def test_R2_R4_parts_are_loaded_once_when_they_are_needed() -> None:
 
 
 def test_R3_what_is_trained_or_not_declared_is_no_frozen_part() -> None:
-    frozen, loads = parts()
+    frozen, loads = frozen_parts()
     for name in ("transformer", "vea"):
         with pytest.raises(SpecError, match=name):
             frozen.of(["text", name])
@@ -70,9 +70,9 @@ class Adapter:
         self.asked: list[str] = []
         self.name = name
 
-    def encode_conditions(self, given: Any, request: Request, *, negative: bool) -> Conditions:
+    def encode_conditions(self, parts: Any, request: Request, *, negative: bool) -> Conditions:
         self.asked.append(request.prompt)
-        assert set(given) == {"text"} and not torch.is_grad_enabled()
+        assert set(parts) == {"text"} and not torch.is_grad_enabled()
         rows = torch.full((1, 4), float(len(request.prompt)))
         return Conditions(positive={self.name: rows}, negative={self.name: -rows} if negative else None)
 
@@ -84,7 +84,7 @@ def request(prompt: str, shade: float | None = None) -> Request:
 
 def test_a_request_is_encoded_once_and_by_itself() -> None:
     adapter = Adapter()
-    cache = ConditionCache(adapter, parts()[0])  # type: ignore[arg-type]
+    cache = ConditionCache(adapter, frozen_parts()[0])
     asked = [request("a"), request("bb"), request("a")]
     found = cache.stacked(asked, torch.device("cpu"), negative=True)
     assert found.positive["text"][:, 0].tolist() == [1, 2, 1] and found.negative["text"][:, 0].tolist() == [-1, -2, -1]
@@ -99,13 +99,13 @@ def test_a_request_is_encoded_once_and_by_itself() -> None:
 
 def test_what_has_not_been_asked_for_longest_is_forgotten_first() -> None:
     adapter = Adapter()
-    cache = ConditionCache(adapter, parts()[0], most_bytes=2 * 4 * 4)  # type: ignore[arg-type]
+    cache = ConditionCache(adapter, frozen_parts()[0], most_bytes=2 * 4 * 4)
     for prompt in ("a", "bb", "a", "ccc", "a", "bb"):
         cache.of(request(prompt), negative=False)
     assert adapter.asked == ["a", "bb", "ccc", "bb"]
 
 
 def test_a_condition_that_is_called_as_a_state_is_refused() -> None:
-    cache = ConditionCache(Adapter("latents"), parts()[0])  # type: ignore[arg-type]
+    cache = ConditionCache(Adapter("latents"), frozen_parts()[0])
     with pytest.raises(SpecError, match="heron: a condition may not be called 'latents'"):
         cache.of(request("a"), negative=False)

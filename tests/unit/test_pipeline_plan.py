@@ -74,7 +74,7 @@ GRPO = {
         ("sd3", {"pipeline": {"width": 1024}}, "geometry.most: the width is at most 32, received 1024"),
         ("sd3", {"pipeline": {"frames": 5}}, "geometry.frames: one frame is made, received 5"),
         ("sd3", {"pipeline": {"guidance": 3.0}}, "pipeline: guidance: sd3 is told no scale, its guidance is 'classifier_free'"),
-        ("sd3", {"pipeline": {"parts": {"vea": "x"}}}, "pipeline: 'vea' cannot be overridden; what can be is scheduler, text_encoder, "),
+        ("sd3", {"pipeline": {"parts": {"vea": "x"}}}, "'vea' cannot be overridden; what can be is scheduler, text_encoder, "),
         ("sd3", {"pipeline": {"parts": {"vae": "/none"}}}, "/none is no folder that could be the vae"),
         ("sd3", {"data": "wide"}, "wide.jsonl:2: the image is 16 x 24, but the model makes 16 x 16, geometry"),
         ("sd3", {"data": "prompts"}, "prompts.jsonl:1: the row needs image, received prompt"),
