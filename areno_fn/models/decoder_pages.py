@@ -13,6 +13,7 @@ from areno_fn.contracts.pages import Pages
 from areno_fn.kernels import add_rms_norm, gated_silu, norm_rotary
 from areno_fn.kernels.attention import equal_documents, packed_attention
 from areno_fn.kernels.attention.fused import takes
+from areno_fn.kernels.lanes import next_places
 from areno_fn.kernels.linear import linear
 from areno_fn.kernels.norm_rotary_pages import norm_rotary_pages
 from areno_fn.kernels.paged_attention import paged_attention, write_pages
@@ -121,8 +122,7 @@ def read_next(
     longest = room - 1 if longest is None else longest
     if longest >= room or (at_hand(stored) and int(stored.max()) > longest):
         raise ModelError(f"read_next: a row has no room for its next token, the table holds {room} places a row")
-    page = table.gather(1, (stored // pages.size)[:, None]).squeeze(1)
-    places, lengths = page * pages.size + stored % pages.size, stored + 1
+    places, lengths = next_places(stored, table, pages.size)
 
     def look(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         return paged_attention(q, keys, values, table, lengths, config.head_dim**-0.5, longest=longest + 1)

@@ -15,7 +15,8 @@ from areno_fn import tree
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.pages import PagedPolicy, Pages
 from areno_fn.contracts.spec import Sampling
-from areno_fn.steps.token.sampling import Drawn, cuts, draw
+from areno_fn.kernels.lanes import Book, record
+from areno_fn.steps.token.sampling import cuts, draw
 
 
 class Columns(NamedTuple):
@@ -75,6 +76,19 @@ class Lanes:
         self._out_kept = self._out_tokens + 1 if cuts(sampling, policy.vocab_size) else None
         self.state = numbers(rows)
         """Tokens drawn, int64 [R]; negative in lanes that are not alive."""
+        self._book = Book(
+            last=self._tokens,
+            stored=self._stored,
+            drawn=self._drawn,
+            limits=self._limits,
+            alive=self._alive,
+            stopped=self._stopped,
+            state=self.state,
+            tokens=self._out_tokens,
+            logp=self._out_logp,
+            kept=self._out_kept,
+            stops=self._stops,
+        )
 
     def use(self, key: Key) -> None:
         """Draws with another key from now on."""
@@ -114,7 +128,7 @@ class Lanes:
             if columns is not None:
                 self._restore(slot, columns)
         drawn = draw(logits, self.sampling, self._key, self._names[lanes], self._stored[lanes])
-        self._record(lanes, drawn)
+        record(self._book, lanes, *drawn, read=False)
 
     def step(self, params: Any, pages: Pages, rows: int, longest: int | None = None) -> None:
         """The first `rows` lanes read the token they have drawn last, and draw the next.
@@ -125,11 +139,10 @@ class Lanes:
             rows: at most R.
             longest: the most tokens that one of them has stored, where it is known.
         """
-        stored, names, alive = self._stored[:rows], self._names[:rows], self._alive[:rows]
+        stored, names = self._stored[:rows], self._names[:rows]
         logits = self.policy.read_next(params, self._tokens[:rows], stored, self._table[:rows], pages, longest)
         drawn = draw(logits, self.sampling, self._key, names, stored + 1)
-        stored.add_(alive)
-        self._record(self._every[:rows], drawn)
+        record(self._book, self._every[:rows], *drawn, read=True)
 
     def taken(self, slots: Sequence[int], indices: Sequence[int], pages: Sequence[int]) -> None:
         """Writes single entries of the table."""
@@ -167,22 +180,6 @@ class Lanes:
         if self._out_kept is not None and before.kept is not None:
             self._out_kept[slot, :last] = before.kept[0]
         self._drawn[slot] = before.lengths[0]
-
-    def _record(self, lanes: torch.Tensor, drawn: Drawn) -> None:
-        """Writes what was drawn in lanes that are alive, and sees which of them go on."""
-        alive, count = self._alive[lanes], self._drawn[lanes]
-        column = torch.where(alive, count, self.columns)
-        self._out_tokens[lanes, column] = drawn.tokens
-        self._out_logp[lanes, column] = drawn.logp
-        if self._out_kept is not None and drawn.kept is not None:
-            self._out_kept[lanes, column] = drawn.kept
-        self._tokens[lanes] = torch.where(alive, drawn.tokens, self._tokens[lanes])
-        count = count + alive
-        ended = alive & self._stops[drawn.tokens]
-        alive = alive & ~ended & (count < self._limits[lanes])
-        self._drawn[lanes], self._alive[lanes] = count, alive
-        self._stopped[lanes] = self._stopped[lanes] | ended
-        self.state[lanes] = torch.where(alive, count, -count)
 
     def _numbers(self, values: Any) -> torch.Tensor:
         return on_device(values, self.device)
