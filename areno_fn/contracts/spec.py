@@ -38,6 +38,15 @@ from areno_fn.contracts.spec_flow_noised import FlowOnlineDPO as FlowOnlineDPO
 from areno_fn.contracts.spec_flow_noised import FlowWhole as FlowWhole
 from areno_fn.contracts.spec_flow_noised import Forgetting as Forgetting
 from areno_fn.contracts.spec_flow_noised import copies_of as copies_of
+from areno_fn.contracts.spec_matching import FewSteps as FewSteps
+from areno_fn.contracts.spec_matching import FlowDistill as FlowDistill
+from areno_fn.contracts.spec_matching import FlowDMD2 as FlowDMD2
+from areno_fn.contracts.spec_matching import FlowMatched as FlowMatched
+from areno_fn.contracts.spec_matching import FlowMatchedAlong as FlowMatchedAlong
+from areno_fn.contracts.spec_matching import FlowTaught as FlowTaught
+from areno_fn.contracts.spec_matching import FlowTDM as FlowTDM
+from areno_fn.contracts.spec_matching import FlowTDMR1 as FlowTDMR1
+from areno_fn.contracts.spec_matching import StudentDenoising as StudentDenoising
 from areno_fn.contracts.spec_optimizers import AdamW8bitSpec as AdamW8bitSpec
 from areno_fn.contracts.spec_optimizers import AdamWSpec as AdamWSpec
 from areno_fn.contracts.spec_optimizers import Decay as Decay
@@ -311,9 +320,12 @@ class DPO(Spec, frozen=True, kw_only=True, tag="dpo", tag_field="kind"):
 RewardedFlow = FlowGRPO | FlowGRPOGuard | FlowDPPO | FlowNFT | FlowAWM | FlowDGPO | FlowCRD | FlowOnlineDPO
 """The algorithms of flow models that learn from samples and rewards."""
 
-AlgorithmSpec = SFT | DPO | GRPO | GSPO | PPO | FlowSFT | FlowDPO | RewardedFlow
+TaughtFlow = FlowDMD2 | FlowTDM | FlowTDMR1 | FlowDistill
+"""The algorithms of flow models that learn from a teacher."""
 
-FlowAlgorithm = FlowSFT | FlowReferred
+AlgorithmSpec = SFT | DPO | GRPO | GSPO | PPO | FlowSFT | FlowDPO | RewardedFlow | TaughtFlow
+
+FlowAlgorithm = FlowSFT | FlowReferred | FlowTaught
 """The algorithms of models that make pictures."""
 
 Repeated = Sampled | FlowGrouped
@@ -375,9 +387,10 @@ class Phase(Spec, frozen=True, kw_only=True):
     """One algorithm on one data set. Give `steps`, or `epochs` for an algorithm that reads a data set.
 
     A step is one optimizer step for data-set algorithms and one rollout iteration for generating ones.
-    `stop_at` above 0 ends the phase early, once an evaluation's score reaches it. What is in `offload` stays in the
-    memory of the host between its uses. With `remat` k every k-th layer, from the first, keeps its input alone for the
-    backward pass, which computes the layer again; 0: none, 1: all.
+    `stop_at` above 0 ends the phase early, once an evaluation's score reaches it. `denoising` is how its evaluations draw,
+    in the place of that of `evaluation`. What is in `offload` stays in the memory of the host between its uses. With `remat`
+    k every k-th layer, from the first, keeps its input alone for the backward pass, which computes the layer again; 0: none,
+    1: all.
     """
 
     name: Name
@@ -386,6 +399,7 @@ class Phase(Spec, frozen=True, kw_only=True):
     steps: Natural = 0
     epochs: Natural = 0
     stop_at: Rate = 0.0
+    denoising: Denoising | None = None
     batch: Batch = field(default_factory=Batch)
     optimizers: list[OptimizerSpec] = field(default_factory=lambda: [AdamWSpec()])
     rewards: list[RewardSpec] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -11,15 +11,13 @@ from areno_fn.ckpt.manifest import Manifest
 from areno_fn.ckpt.trees import Values, differences
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.optim import groups_of
-from areno_fn.contracts.spec import OptimizerSpec, Phase, RunSpec, SGDSpec
+from areno_fn.contracts.spec import FlowTaught, OptimizerSpec, Phase, RunSpec, SGDSpec
 from areno_fn.contracts.state import Cursor
 from areno_fn.engine.composition import snapshots_of
 from areno_fn.engine.plan import Plan
-from areno_fn.steps.recipes import CRITIC
+from areno_fn.steps.recipes import CRITIC, TEACHER
 
 T = TypeVar("T")
-
-_OF_CRITIC = f"params.{CRITIC}."
 
 
 def begun(recorded: RunSpec, at: Cursor) -> list[Phase]:
@@ -28,7 +26,7 @@ def begun(recorded: RunSpec, at: Cursor) -> list[Phase]:
 
 
 def require_phases(plan: Plan, at: Cursor, recorded: RunSpec, manifest: Manifest) -> None:
-    """Phases that have begun keep their names, places and roles; the critic that one of them trains keeps its shapes.
+    """Phases that have begun keep their names, places and roles; what one of them uses beside the actor keeps its shapes.
 
     Raises:
         SpecError: says which would not.
@@ -46,8 +44,8 @@ def require_phases(plan: Plan, at: Cursor, recorded: RunSpec, manifest: Manifest
                 f"accept: the phase {old.name} has begun to train {_listed(old.algorithm.roles)}, and would now train "
                 f"{_listed(new.algorithm.roles)}; add a phase of the other algorithm behind it"
             )
-    if trains_critic(recorded, at):
-        _require_critic(plan, manifest)
+    for role in sorted(used_roles(recorded, at) - {own.name for own in plan.finetune.roles.roles}):
+        _require_kept_role(plan, manifest, role)
 
 
 def require_kept(now: Phase, before: Phase) -> None:
@@ -80,36 +78,43 @@ def require_memory(now: Phase, before: Phase) -> None:
             )
 
 
-def trains_critic(recorded: RunSpec, at: Cursor) -> bool:
-    """Whether a phase that has begun trains the critic."""
-    return any(CRITIC in phase.algorithm.roles for phase in begun(recorded, at))
+def used_roles(recorded: RunSpec, at: Cursor) -> frozenset[str]:
+    """The roles that phases which have begun train, and the teacher, where one of them learns from a folder's."""
+    phases = begun(recorded, at)
+    taught = any(isinstance(phase.algorithm, FlowTaught) and phase.algorithm.teacher for phase in phases)
+    return frozenset({role for phase in phases for role in phase.algorithm.roles} | ({TEACHER} if taught else set()))
 
 
-def saved_critic(manifest: Manifest) -> dict[str, Any]:
-    """What a state holds of a critic, by path, tensors as meta tensors; nothing where it has none."""
-    tensors = {
-        path: torch.empty(spec.shape, dtype=spec.dtype, device="meta")
-        for path, spec in manifest.specs.items()
-        if path.startswith(_OF_CRITIC)
-    }
-    return _bare(tensors) | _bare(manifest.values.scalars)
+def saved_roles(manifest: Manifest, names: Collection[str]) -> dict[str, Any]:
+    """What a state holds of some roles: by path, tensors as meta tensors; nothing of a role that it does not have."""
+    found = {}
+    for name in names:
+        tensors = {
+            path: torch.empty(spec.shape, dtype=spec.dtype, device="meta")
+            for path, spec in _bare(manifest.specs, name).items()
+        }
+        found[name] = tensors | _bare(manifest.values.scalars, name)
+    return {name: own for name, own in found.items() if own}
 
 
-def _require_critic(plan: Plan, manifest: Manifest) -> None:
-    if plan.critic is None:  # a phase that has begun trains it, and keeps its roles
-        return
-    tensors, scalars = _bare(manifest.specs), _bare(manifest.values.scalars)
-    found = differences(tensors, Values(scalars=scalars), plan.critic.shapes())
+def _require_kept_role(plan: Plan, manifest: Manifest, role: str) -> None:
+    shapes = plan.shapes()
+    if role not in shapes:  # a phase that has begun uses it, and keeps its roles; a teacher's folder may be gone
+        raise SpecError(f"accept: a phase that has begun uses the {role}, and there would be none; leave it as it was")
+    tensors, scalars = _bare(manifest.specs, role), _bare(manifest.values.scalars, role)
+    found = differences(tensors, Values(scalars=scalars), shapes[role])
     if found:
+        path = {CRITIC: "critic.path", TEACHER: "teacher"}.get(role, "finetune")
         raise SpecError(
-            f"accept: the critic has been trained, and now its parameters would be others ({found[0]}); "
-            f"leave critic.path and the dtype of the model as they were"
+            f"accept: the {role} has been {'used' if role == TEACHER else 'trained'}, and now its parameters would be others "
+            f"({found[0]}); leave {path} and the dtype of the model as they were"
         )
 
 
-def _bare(leaves: Mapping[str, T]) -> dict[str, T]:
-    """Those of the critic, by their paths in it."""
-    return {path.removeprefix(_OF_CRITIC): leaf for path, leaf in leaves.items() if path.startswith(_OF_CRITIC)}
+def _bare(leaves: Mapping[str, T], role: str) -> dict[str, T]:
+    """Those of a role, by their paths in it."""
+    start = f"params.{role}."
+    return {path.removeprefix(start): leaf for path, leaf in leaves.items() if path.startswith(start)}
 
 
 def _memory(spec: OptimizerSpec) -> tuple[object, ...]:

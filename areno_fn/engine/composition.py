@@ -19,6 +19,7 @@ from areno_fn.contracts.spec import (
     Batch,
     FlowGrouped,
     FlowReferred,
+    FlowTaught,
     Grouped,
     Lora,
     OptimizerSpec,
@@ -35,6 +36,7 @@ from areno_fn.contracts.spec import (
 from areno_fn.engine.flow_rules import flow_problems, uses_average
 from areno_fn.engine.sources import source_problems
 from areno_fn.engine.specfile.types import Path, locate, plain_copy
+from areno_fn.engine.taught_rules import taught_problems
 
 _KINDS = tuple(str(kind.__struct_config__.tag) for kind in typing.get_args(OptimizerSpec))
 _FLOAT32_MAX = 3.4028234663852886e38
@@ -101,6 +103,8 @@ def _phase(spec: RunSpec, phase: Phase) -> Iterator[str]:
         yield f"{where}: exactly one of `steps` and `epochs` must be at least 1, but {said}"
     if phase.stop_at > 0 and (spec.evaluation is None or not spec.evaluation.every):
         yield f"{where}.stop_at: a phase can only stop at a score when `evaluation.every` is at least 1"
+    if phase.denoising is not None and spec.evaluation is None:
+        yield f"{where}.denoising: it is how evaluations draw, and there is none; give an `evaluation`, or remove this"
     if contract.feedback is Feedback.NONE and phase.rewards:
         yield (
             f"{where}.rewards: {kind} is {contract.acquisition} + none, so no reward is ever asked; "
@@ -131,6 +135,8 @@ def _phase(spec: RunSpec, phase: Phase) -> Iterator[str]:
         yield from _sampled(phase, phase.algorithm, where)
     if isinstance(phase.algorithm, FlowReferred):
         yield from flow_problems(spec, phase, phase.algorithm)
+    if isinstance(phase.algorithm, FlowTaught):
+        yield from taught_problems(phase, phase.algorithm)
     if isinstance(phase.algorithm, Repeated):
         yield from _minibatches(phase, phase.algorithm, where)
     if isinstance(phase.algorithm, PPO):
@@ -167,6 +173,8 @@ def snapshots_of(phase: Phase) -> list[str]:
     compared = isinstance(algorithm, DPO) or (isinstance(algorithm, Sampled) and algorithm.kl_coef > 0)
     if isinstance(algorithm, FlowReferred):
         compared = refers(algorithm) and algorithm.reference == "start"
+    if isinstance(algorithm, FlowTaught):
+        compared = not algorithm.teacher
     copies = copies_of(algorithm) if isinstance(algorithm, FlowGrouped) else {}
     return ["reference"] * compared + ["ema"] * (phase.ema is not None) + [*copies]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -67,10 +67,6 @@ class Legible:
     The classifier is trained when it is first asked, always from the same key.
     """
 
-    @cached_property
-    def _params(self) -> DigitClassifier:
-        return trained_classifier(Key.of(0).fold("legible"))
-
     def __call__(self, rows: Sequence[Mapping[str, Any]], pictures: Sequence[np.ndarray[Any, Any]]) -> list[float]:
         """A number from 0 to 1 for each picture float32 [1, 8, 8].
 
@@ -79,7 +75,26 @@ class Legible:
             pictures: from 0, paper, to 1, ink.
         """
         labels = torch.tensor([row["label"] for row in rows])
-        with torch.no_grad():
-            found = logits(self._params, torch.from_numpy(np.stack(pictures))).softmax(-1)
-        given: list[float] = found[torch.arange(labels.shape[0]), labels].tolist()
+        given: list[float] = _probabilities(pictures)[torch.arange(labels.shape[0]), labels].tolist()
         return given
+
+
+class Recognised:
+    """1 where the same classifier takes a picture for what it was to be of, and 0 elsewhere: its mean is an accuracy."""
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]], pictures: Sequence[np.ndarray[Any, Any]]) -> list[float]:
+        """0 or 1 for each picture; arguments as for `Legible`."""
+        labels = torch.tensor([row["label"] for row in rows])
+        given: list[float] = (_probabilities(pictures).argmax(-1) == labels).float().tolist()
+        return given
+
+
+@cache
+def _classifier() -> DigitClassifier:
+    return trained_classifier(Key.of(0).fold("legible"))
+
+
+def _probabilities(pictures: Sequence[np.ndarray[Any, Any]]) -> torch.Tensor:
+    """Of every class, float32 [B, 10]."""
+    with torch.no_grad():
+        return logits(_classifier(), torch.from_numpy(np.stack(pictures))).softmax(-1)

@@ -44,8 +44,11 @@ def export(plan: Plan, state: TrainState, folder: Path) -> Path:
     An average that the last phase keeps to be exported is written as the actor is, from its own numbers, into folders
     that are called the same with `_ema` behind.
     """
-    if CRITIC in plan.spec.export.roles:
-        _export_critic(plan, state, folder.with_name(CRITIC))
+    for role in plan.spec.export.roles:
+        if role == CRITIC:
+            _export_critic(plan, state, folder.with_name(CRITIC))
+        else:
+            _export_copy(plan, state, role, folder.with_name(role))
     if exports_average(plan):
         _export_actor(plan, plan.phases[-1].averaged(state, wide=True), folder, AVERAGED)
     whole = in_full(state.params[ACTOR], state.optim.get(ACTOR))
@@ -69,6 +72,13 @@ def _export_actor(plan: Plan, params: Mapping[str, Any], folder: Path, ending: s
     others = {name: where for name, where in pipeline.folders.items() if name != pipeline.family.trained}
     write = partial(_write_model, plan, merged, own)
     return save_pipeline(target, pipeline.root, pipeline.family.trained, others, write)
+
+
+def _export_copy(plan: Plan, state: TrainState, role: str, folder: Path) -> Path:
+    """Writes a role that began as a copy of the actor, as the actor is written; its adapter is merged only."""
+    whole = in_full(state.params[role], state.optim.get(role))
+    merged = plan.finetune.merged({**state.params, ACTOR: whole}, partial(_written_dtype, plan))
+    return _write_model(plan, merged, _tokenizer_files(plan), folder)
 
 
 def _write_model(plan: Plan, merged: Any, own: Mapping[str, bytes], folder: Path) -> Path:

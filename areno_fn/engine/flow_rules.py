@@ -15,6 +15,8 @@ from areno_fn.contracts.spec import (
     FlowOnlineDPO,
     FlowReferred,
     FlowSFT,
+    FlowTaught,
+    FlowTDMR1,
     FlowWhole,
     HFModel,
     Levels,
@@ -72,6 +74,10 @@ def guidance_problems(spec: RunSpec, name: str) -> Iterator[str]:
             asked.append((f"{where}.denoising.guidance", drawn.guidance))
         if isinstance(algorithm, FlowDGPO | FlowCRD) and refers(algorithm) and not taught:
             asked.append((f"{where}.reference_guidance", algorithm.reference_guidance))
+        if isinstance(algorithm, FlowTaught) and not algorithm.teacher and not taught:
+            asked.append((f"{where}.teacher_guidance", algorithm.teacher_guidance))
+        if phase.denoising is not None and not taught:
+            asked.append((f"phases.{phase.name}.denoising.guidance", phase.denoising.guidance))
     if spec.evaluation is not None and not taught:
         asked.append(("evaluation.denoising.guidance", spec.evaluation.denoising.guidance))
     for where, guidance in asked:
@@ -104,15 +110,13 @@ def _micro_rows(phase: Phase, algorithm: FlowReferred) -> Iterator[str]:
         yield f"phases.{phase.name}.batch.micro_rows: {what} are compared in one micro-batch; use at least {least}, or 0"
 
 
-def _groups(phase: Phase, algorithm: FlowGrouped, where: str) -> Iterator[str]:
-    across = algorithm.combine == "sum" and "batch" in (algorithm.baseline, algorithm.scale)
-    if algorithm.samples == 1 and not across:
+def comparison_problems(algorithm: FlowGrouped | FlowTDMR1, where: str) -> Iterator[str]:
+    """What cannot be meant of how the samples of a prompt are compared."""
+    if algorithm.samples == 1 and not _across(algorithm):
         yield f"{where}.samples: a group of 1 has nothing to be compared with; use at least 2"
-    if algorithm.samples == 1 and isinstance(algorithm, FlowOnlineDPO) and across:
-        yield f"{where}.samples: a group of 1 makes no pair; use at least 2"
     if algorithm.combine == "each":
         for name in ("baseline", "scale"):
-            if getattr(algorithm, name) != getattr(FlowGrouped(), name):
+            if getattr(algorithm, name) != getattr(type(algorithm)(), name):
                 yield (
                     f"{where}.{name}: with combine = 'each' rewards are compared within groups and scaled over the batch; "
                     f"remove this"
@@ -122,6 +126,17 @@ def _groups(phase: Phase, algorithm: FlowGrouped, where: str) -> Iterator[str]:
             f"{where}.scale: a deviation from the mean of the batch cannot be divided by that of its group, which is 0 where its "
             f"rewards are equal; use 'batch' or 'none'"
         )
+
+
+def _across(algorithm: FlowGrouped | FlowTDMR1) -> bool:
+    """Whether samples of several prompts are compared."""
+    return algorithm.combine == "sum" and "batch" in (algorithm.baseline, algorithm.scale)
+
+
+def _groups(phase: Phase, algorithm: FlowGrouped, where: str) -> Iterator[str]:
+    yield from comparison_problems(algorithm, where)
+    if algorithm.samples == 1 and isinstance(algorithm, FlowOnlineDPO) and _across(algorithm):
+        yield f"{where}.samples: a group of 1 makes no pair; use at least 2"
     if isinstance(algorithm, FlowWhole) and algorithm.minibatches > phase.batch.rows:
         yield (
             f"{where}.minibatches: {algorithm.minibatches} mini-batches of whole groups cannot be cut from "

@@ -20,12 +20,14 @@ from areno_fn.contracts.spec import (
     PPO,
     ClipReward,
     Evaluation,
+    FlowTaught,
     FullFinetune,
     ModelReward,
     Phase,
     RewardSpec,
     RunSpec,
 )
+from areno_fn.engine.cast import Cast
 from areno_fn.engine.critic import CriticPlan
 from areno_fn.engine.model import ModelPlan
 from areno_fn.engine.optimizers import Mover
@@ -42,7 +44,7 @@ from areno_fn.world.rewards import Reward
 _UNSAID = {
     "family": "the model's family",
     "model": "the configuration of the model",
-    "phases": "a loss of one's own, the end tokens, what is in the folder of a reward model, the critic, or the release",
+    "phases": "a loss of one's own, the end tokens, what a reward model's folder holds, the critic, the teacher, or the release",
     "data": "the rows of the data",
     "parameters": "the shapes or dtypes of the parameters, or which are trained",
     "optimizers": "the optimizers, or one of one's own",
@@ -60,6 +62,7 @@ def identity_of(
     movers: Mapping[str, Mover | Mapping[str, Mover]] | None = None,
     critic: CriticPlan | None = None,
     ending: Sequence[Reward] = (),
+    cast: Cast | None = None,
 ) -> RunIdentity:
     """What a saved state must agree with to continue this run.
 
@@ -72,6 +75,7 @@ def identity_of(
         movers: by phase name, what replaces its optimizers.
         critic: the role that estimates values, where there is one.
         ending: rewards of the evaluation, where a score of it ends a phase.
+        cast: the roles of flow models beside the actor.
     """
     named = {name: _called(loss) for name, loss in losses.items()}
     contents = _contents([*(phase.rewards for phase in phases), ending])
@@ -79,7 +83,14 @@ def identity_of(
         family=model.family.name,
         model=digest(model.identity),
         phases=digest(
-            [_settings(spec, "phases", _tied(spec), full=False), named, list(stop), *contents, *_critic(critic)]
+            [
+                _settings(spec, "phases", _tied(spec), full=False),
+                named,
+                list(stop),
+                *contents,
+                *_critic(critic),
+                *_teacher(cast),
+            ]
         ),
         data=digest([_data(phase) for phase in phases]),
         parameters=digest(
@@ -169,11 +180,15 @@ def _named(mover: Mover | Mapping[str, Mover]) -> Any:
 
 
 def _phase(phase: Phase, long: bool, full: bool) -> dict[str, Any]:
-    aside = ("data", "optimizers", "offload", "remat", "rewards", "ema", *(() if long else ("steps", "epochs")))
+    drawn = () if phase.stop_at else ("denoising",)
+    length = () if long else ("steps", "epochs")
+    aside = ("data", "optimizers", "offload", "remat", "rewards", "ema", *drawn, *length)
     judged = {"rewards": _rewards(phase.rewards, full)} if full or phase.rewards else {}
     kept = told(phase, full=full, aside=aside)
     if isinstance(phase.algorithm, PPO):  # what a run begins with is in its states
         kept["algorithm"].get("critic", {}).pop("path", None)
+    if isinstance(phase.algorithm, FlowTaught) and phase.algorithm.teacher:
+        kept["algorithm"]["teacher"] = True
     return kept | judged | _average(phase.ema, full)
 
 
@@ -212,8 +227,15 @@ def _critic(critic: CriticPlan | None) -> list[Any]:
     return [["critic", critic.begin is not None, dict(critic.hf_config), _leaves(critic.shapes())]]
 
 
+def _teacher(cast: Cast | None) -> list[Any]:
+    """What a teacher from a folder is; its parameters are in the states."""
+    if cast is None or cast.teacher is None:
+        return []
+    return [["teacher", dict(cast.teacher.hf_config), _leaves(cast.teacher.shapes())]]
+
+
 def _paths(spec: RunSpec) -> Any:
-    """Where the reward models are, by phase and place, and the critic."""
+    """Where the reward models are, by phase and place, and the critic and the teacher."""
 
     def of(phase: Phase) -> dict[str, Any]:
         judges = [
@@ -223,7 +245,8 @@ def _paths(spec: RunSpec) -> Any:
         critic = (
             {"algorithm": {"critic": {"path": phase.algorithm.critic.path}}} if isinstance(phase.algorithm, PPO) else {}
         )
-        return found | critic
+        taught = {"algorithm": {"teacher": phase.algorithm.teacher}} if isinstance(phase.algorithm, FlowTaught) else {}
+        return found | critic | taught
 
     return {"phases": {phase.name: of(phase) for phase in spec.phases}}
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import attrs
 import torch
 
 from areno_fn.contracts.actions import Metrics
@@ -60,6 +61,7 @@ def train(plan: Plan, state: TrainState, recorder: Recorder, stop: Callable[[], 
         if not state.cursor.step:
             state = phase.algorithm.begin(state)
             recorder.begun(state)
+            latest = None if _drawn_otherwise(plan, state) else latest
             latest = latest or _evaluate(plan, state)
             recorder.evaluated(state, latest)
         if state.cursor.step < phase.steps:
@@ -91,6 +93,12 @@ def _kept(state: TrainState, recorder: Recorder) -> Iterator[None]:
         if state.cursor.step:
             recorder.save(state)
         raise
+
+
+def _drawn_otherwise(plan: Plan, state: TrainState) -> bool:
+    """Whether the evaluations of a phase that begins draw in another way than those of the phase before."""
+    place = state.cursor.phase
+    return place > 0 and plan.phases[place].spec.denoising != plan.phases[place - 1].spec.denoising
 
 
 def _evaluation_due(plan: Plan, phase: PhasePlan, state: TrainState) -> bool:
@@ -168,7 +176,7 @@ def _preference_step(
     return _advance(phase, state, count_epochs=True), metrics | seconds
 
 
-def _generation_step(plan: Plan, phase: PhasePlan, state: TrainState) -> tuple[TrainState, Metrics, Judged]:
+def _generation_step(plan: Plan, phase: PhasePlan, state: TrainState) -> tuple[TrainState, Metrics, Judged | None]:
     sample, prompts = phase.algorithm.sample, phase.prompts
     assert sample is not None and prompts is not None, "the phase was planned for an algorithm that generates"
     rows = _rows(phase, state)
@@ -177,6 +185,11 @@ def _generation_step(plan: Plan, phase: PhasePlan, state: TrainState) -> tuple[T
     _let_go(plan)
     samples = plan.medium.shown(rollout)
     seconds = {"time/rollout": watch.lap()}
+    if not phase.rewards:
+        state, metrics = phase.algorithm.step(donate(state), rollout)
+        seconds["time/train"] = watch.lap()
+        rates = plan.medium.rates(rollout, seconds["time/rollout"])
+        return _advance(phase, state, count_epochs=False), metrics | rates | seconds, None
     group = len(samples) // len(rows)
     owners = [phase.rows[row] for row in rows for _ in range(group)]
     totals, parts = score(phase.rewards, owners, samples, group, plan.medium.tokens(rollout))
@@ -230,5 +243,6 @@ def _evaluate_average(plan: Plan, phase: PhasePlan, state: TrainState) -> Evalua
 
 
 def _evaluation(plan: Plan, evaluation: EvaluationPlan, seen: Any, state: TrainState) -> EvaluationResult:
-    key = state.key.fold("evaluation")
+    key, own = state.key.fold("evaluation"), plan.phases[state.cursor.phase].spec.denoising
+    evaluation = evaluation if own is None else attrs.evolve(evaluation, sampling=own)
     return evaluate(evaluation, plan.medium, seen, key, plan.device)

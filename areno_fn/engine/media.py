@@ -57,6 +57,8 @@ def _phase(phase: Phase, name: str, medium: Medium, prompted: bool) -> Iterator[
     if of_pictures != (medium == "pictures"):
         kind, other = algorithm.__struct_config__.tag, "pictures" if of_pictures else "text"
         yield f"{where}.algorithm: {kind} trains models that make {other}, but {name} makes {medium}; use {_algorithms(medium)}"
+    if medium == "text" and phase.denoising is not None:
+        yield f"{where}.denoising: {name} makes text, which is drawn by `sampling`; remove this"
     yield from _data(phase.data, where, name, medium, prompted)
     if medium == "pictures":
         yield from _rewards(phase.rewards, where, name)

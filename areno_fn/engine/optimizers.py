@@ -11,12 +11,13 @@ from areno_fn import tree
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.optim import Optimizer, Transform
 from areno_fn.contracts.placement import Placement
-from areno_fn.contracts.spec import PPO, Phase, Repeated
+from areno_fn.contracts.spec import PPO, FlowMatched, Phase, Repeated
+from areno_fn.engine.cast import Cast
 from areno_fn.engine.critic import CriticPlan
 from areno_fn.engine.finetune import FinetunePlan
 from areno_fn.steps.optimizers import layout, optimizer, optimizer_from
 from areno_fn.steps.optimizers.build import Pair
-from areno_fn.steps.recipes import ACTOR, CRITIC
+from areno_fn.steps.recipes import ACTOR, CRITIC, FAKE
 
 Mover = Transform | Pair
 """What a user may give in the place of a specified optimizer."""
@@ -43,12 +44,15 @@ class Trained:
         )
 
 
-def trained(finetune: FinetunePlan, critic: CriticPlan | None = None) -> Trained:
+def trained(finetune: FinetunePlan, critic: CriticPlan | None = None, cast: Cast | None = None) -> Trained:
     """The trained parameters of a run."""
     params = {ACTOR: finetune.shapes()[ACTOR]}
-    placements = {ACTOR: finetune.placements}
+    placements: dict[str, Mapping[str, Placement]] = {ACTOR: finetune.placements}
     if critic is not None:
         params[CRITIC], placements[CRITIC] = critic.shapes(), critic.placements
+    if cast is not None:
+        params |= {role: own for role, own in cast.shapes().items() if role in cast.copies}
+        placements |= cast.placements
     return Trained(params=params, placements=placements)
 
 
@@ -127,6 +131,8 @@ def _by_role(phase: Phase, given: Mover | Mapping[str, Mover] | None) -> Mapping
 def steps_of(phase: Phase, role: str, steps: int) -> int:
     """Optimizer steps that a role makes in a phase of so many steps."""
     algorithm = phase.algorithm
+    if isinstance(algorithm, FlowMatched) and role == FAKE:
+        return steps * algorithm.fake_updates
     if not isinstance(algorithm, Repeated):
         return steps
     if isinstance(algorithm, PPO):

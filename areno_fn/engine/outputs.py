@@ -27,6 +27,8 @@ OWN = (
     "export",
     "adapter",
     "critic",
+    "fake",
+    "surrogate",
     "export_ema",
     "adapter_ema",
 )
@@ -41,7 +43,7 @@ def written(spec: RunSpec) -> tuple[str, ...]:
     averaged = ema is not None and ema.export
     asked = {
         "adapter": lora,
-        "critic": "critic" in spec.export.roles,
+        **{role: role in spec.export.roles for role in ("critic", "fake", "surrogate")},
         "export_ema": averaged,
         "adapter_ema": lora and averaged,
     }
@@ -98,7 +100,7 @@ class Outputs:
     def export(self) -> Path:
         """The trained Hugging Face folder; of a run that trains adapters, the PEFT folder `adapter` stands beside it.
 
-        So does the folder `critic`, where a specification asks for it. An average has folders of its own, `export_ema`
+        So does the folder of a role, where a specification asks for it. An average has folders of its own, `export_ema`
         and `adapter_ema`.
         """
         return self.root / "export"

@@ -15,6 +15,7 @@ from areno_fn.contracts.flow_adapter import EVEN, NoiseLevels
 from areno_fn.contracts.policy import ComputesAgain
 from areno_fn.contracts.spec import FlowWhole, Phase, Repeated
 from areno_fn.contracts.state import TrainState
+from areno_fn.engine.cast import Cast
 from areno_fn.engine.critic import CriticPlan
 from areno_fn.engine.medium import Medium
 from areno_fn.engine.optimizers import Mover, Trained, plan_optimizers, steps_of
@@ -95,6 +96,7 @@ def plan_phase(
     loaded: Loaded,
     mover: Mover | Mapping[str, Mover] | None = None,
     critic: CriticPlan | None = None,
+    cast: Cast | None = None,
     device: torch.device = _CPU,
     drawn_with: View | None = None,
     levels: NoiseLevels = EVEN,
@@ -110,7 +112,7 @@ def plan_phase(
         view: from the parameters of all roles to what the policy takes.
         loaded: what rewards are made with, shared by all phases and the evaluation.
         mover: `(init, update)` that takes the place of the phase's optimizers, or some by role.
-        critic: the critic of the run.
+        critic: the critic of the run, and `cast`, its other roles.
         device: where the policy computes.
         drawn_with: what rollouts use in the place of `view`.
         levels: how the scheduler of a flow model spaces noise levels; evenly when omitted.
@@ -150,6 +152,7 @@ def plan_phase(
         shelves=residency.shelves,
         donate=True,  # as the loop does, which keeps no state beside the one that a step returns
         levels=levels,
+        teacher_policy=None if cast is None else cast.teacher_policy,
         **_critic(spec, critic),
     )
     with at(where):

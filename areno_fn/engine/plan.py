@@ -19,6 +19,7 @@ from areno_fn.contracts.identity import RunIdentity
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.roles import RoleLayout
 from areno_fn.contracts.spec import ByteTokenizer, Evaluation, HFModel, HFTokenizer, Lora, RunSpec
+from areno_fn.engine.cast import Cast, plan_cast
 from areno_fn.engine.composition import check_composition
 from areno_fn.engine.conditions import ConditionCache
 from areno_fn.engine.critic import CriticPlan, plan_critic, require_same_tokens
@@ -62,6 +63,7 @@ class Plan:
         model: family, configuration, layout, and the folder the weights come from.
         finetune: which of its parameters are trained, and how the policy sees them.
         critic: the role that estimates values; None where no phase has one.
+        cast: the roles that learn from the actor, and its teacher.
         trained: the trained parameters of each role, as optimizers see them.
         medium: how rows become batches, and how samples are drawn, judged and shown.
         tokenizer: text to tokens and back; None of a model without tokens.
@@ -78,6 +80,7 @@ class Plan:
     model: ModelPlan
     finetune: FinetunePlan
     critic: CriticPlan | None
+    cast: Cast
     trained: Trained
     medium: Medium
     tokenizer: Tokenizer | None
@@ -101,12 +104,17 @@ class Plan:
     def shapes(self) -> dict[str, Any]:
         """The parameters of each role as meta tensors."""
         critic = {} if self.critic is None else {CRITIC: self.critic.shapes()}
-        return self.finetune.shapes() | critic
+        return self.finetune.shapes() | critic | self.cast.shapes()
 
     def load(self, key: Key, progress: hf.Progress | None = None) -> dict[str, Any]:
         """The parameters of each role: read, or drawn with the run's key."""
         params = self.finetune.load(key, self.device, progress)
-        return params if self.critic is None else params | {CRITIC: self.critic.load(params, self.device)}
+        return params | self.beside(params, progress)
+
+    def beside(self, params: Mapping[str, Any], progress: hf.Progress | None = None) -> dict[str, Any]:
+        """The parameters that the roles beside the actor and its base begin with."""
+        critic = {} if self.critic is None else {CRITIC: self.critic.load(params, self.device)}
+        return critic | self.cast.load(params, self.device, progress)
 
 
 def plan(
@@ -119,9 +127,9 @@ def plan(
     Args:
         spec: what to do.
         losses: by phase name, a stage that takes the place of the algorithm's own loss: `Actions -> Sums` in a GRPO, GSPO or
-            PPO phase, `Comparisons -> Sums` in a DPO phase, `Scores -> Sums` in an SFT phase, `Moves -> Sums` where
-            noisy steps of a flow model are trained on, `Velocities -> Sums` in its other phases; or such by role,
-            `Estimates -> Sums` for the critic.
+            PPO phase, `Comparisons -> Sums` in a DPO phase, `Scores -> Sums` in an SFT phase, `Moves -> Sums` where recorded steps
+            of a flow model are trained on, `Matched -> Sums` for a generator of few steps, `Velocities -> Sums` in its other
+            phases; or such by role, `Estimates -> Sums` for the critic, `Velocities -> Sums` for a fake or a surrogate.
         optimizers: by phase name, a `Transform` or a pair `(init, update)` that takes the place of all that the phase's
             `optimizers` say, or such by role; its updates are added to the parameters.
 
@@ -139,8 +147,8 @@ def plan(
     if model.pipeline is not None:
         check_pipeline(spec, model.pipeline.contract)
     finetune = plan_finetune(spec, model)
-    critic = plan_critic(spec, model, finetune)
-    moved = trained(finetune, critic)
+    critic, cast = plan_critic(spec, model, finetune), plan_cast(spec, model, finetune)
+    moved = trained(finetune, critic, cast)
     stop: tuple[int, ...] = ()
     tokenizer: Tokenizer | None = None
     medium: Medium
@@ -166,6 +174,7 @@ def plan(
             loaded,
             optimizers.get(phase.name),
             critic,
+            cast,
             device,
             None if merged is None else merged.of,
             EVEN if model.pipeline is None else model.policy.levels,
@@ -180,13 +189,14 @@ def plan(
         model=model,
         finetune=finetune,
         critic=critic,
+        cast=cast,
         trained=moved,
         medium=medium,
         tokenizer=tokenizer,
         phases=phases,
         evaluation=evaluation,
-        roles=finetune.roles if critic is None else RoleLayout(roles=(*finetune.roles.roles, critic.role)),
-        identity=identity_of(spec, model, phases, losses, stop, optimizers, critic, ending),
+        roles=RoleLayout(roles=(*finetune.roles.roles, *([critic.role] if critic else []), *cast.roles)),
+        identity=identity_of(spec, model, phases, losses, stop, optimizers, critic, ending, cast),
         own=tuple(name for name, given in (("losses", losses), ("optimizers", optimizers)) if given),
         merged=merged,
     )

@@ -11,6 +11,7 @@ from areno_fn.contracts.spec import (
     PPO,
     ClipReward,
     DataSpec,
+    FlowTaught,
     HFModel,
     HFTokenizer,
     Lora,
@@ -63,6 +64,8 @@ def _sources(spec: RunSpec) -> Iterator[tuple[str, str]]:
         yield from _read(where, phase.data, phase.rewards)
         if isinstance(phase.algorithm, PPO) and phase.algorithm.critic.path:
             yield f"{where}.algorithm.critic.path", phase.algorithm.critic.path
+        if isinstance(phase.algorithm, FlowTaught) and phase.algorithm.teacher:
+            yield f"{where}.algorithm.teacher", phase.algorithm.teacher
     if spec.evaluation is not None:
         yield from _read("evaluation", spec.evaluation.data, spec.evaluation.rewards)
 

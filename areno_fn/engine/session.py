@@ -95,7 +95,7 @@ def describe(spec: RunSpec, *, resume: bool = False, overwrite: bool = False, ac
         require_same_run(made, checkpoint, _recorded(outputs), accept)
     lines = [f"{spec.name}: {made.model.family.name} on {made.device}, seed {spec.seed}, out {spec.out}"]
     beside = "" if made.critic is None else f", and a critic of {count(made.critic.shapes()):,}"
-    lines.append(f"  trained: {made.finetune.describe()}{beside}")
+    lines.append(f"  trained: {made.finetune.describe()}{beside}{made.cast.describe()}")
     for phase in made.phases:
         kind = phase.spec.algorithm
         contract = kind.execution

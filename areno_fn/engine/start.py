@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,10 @@ from areno_fn.engine.accepted import (
     require_kept,
     require_memory,
     require_phases,
-    saved_critic,
-    trains_critic,
+    saved_roles,
+    used_roles,
 )
 from areno_fn.engine.plan import Plan
-from areno_fn.steps.recipes import CRITIC
 from areno_fn.world.order import batches_per_epoch
 
 
@@ -83,32 +82,37 @@ def resumed_state(
     manifest = read_manifest(checkpoint)
     saved_at = _cursor(manifest.values.scalars, checkpoint)
     at = _placed(plan, saved_at, recorded, accepted)
-    like, roles, anew = _like(plan, at), plan.roles, _anew(saved_at, recorded, accepted)
+    like, roles, anew = _like(plan, at), plan.roles, _anew(plan, manifest, saved_at, recorded, accepted)
     if anew:
-        like, roles = _with_critic(like, saved_critic(manifest)), _with_critic_of(roles, manifest.roles)
+        like, roles = _with(like, anew, saved_roles(manifest, anew)), _with_saved(roles, anew, manifest.roles)
     state = load_state(checkpoint, like, plan.identity, plan.device, roles=roles, accept=tuple(accepted))
     place, key = _phase_of(plan, at), Key.of(plan.spec.seed) if "seed" in accepted else state.key
     state = state if place < 0 else plan.phases[place].residency.settled(state)
     if anew:
-        state = _with_critic(state, None if plan.critic is None else plan.critic.load(state.params, plan.device))
+        state = _with(state, anew, plan.beside(state.params))
     return replace(state, key=key, cursor=_within(plan, _reopened(plan, at), accepted))
 
 
-def _anew(at: Cursor, recorded: RunSpec | None, accepted: Sequence[str]) -> bool:
-    """Whether the critic begins here, if there is one: the phases are others, and none that has begun has trained it."""
-    return "phases" in accepted and recorded is not None and not trains_critic(recorded, at)
+def _anew(
+    plan: Plan, manifest: Manifest, at: Cursor, recorded: RunSpec | None, accepted: Sequence[str]
+) -> frozenset[str]:
+    """The roles beside the actor that begin here, or end: the phases are others, and none that has begun has used them."""
+    if "phases" not in accepted or recorded is None:
+        return frozenset()
+    found = {role.name for role in (*plan.roles.roles, *(manifest.roles or ()))}
+    return frozenset(found - {role.name for role in plan.finetune.roles.roles} - used_roles(recorded, at))
 
 
-def _with_critic(state: TrainState, critic: Any) -> TrainState:
-    """The state with this critic, or with none."""
-    others = {role: own for role, own in state.params.items() if role != CRITIC}
-    return replace(state, params=others | ({CRITIC: critic} if critic else {}))
+def _with(state: TrainState, names: Collection[str], found: Mapping[str, Any]) -> TrainState:
+    """The state with these roles in the place of its own of those names, or without them."""
+    others = {role: own for role, own in state.params.items() if role not in names}
+    return replace(state, params=others | {role: own for role, own in found.items() if role in names})
 
 
-def _with_critic_of(roles: RoleLayout, saved: Sequence[Role] | None) -> RoleLayout:
-    """The roles with the saved critic in the place of their own."""
-    others = tuple(role for role in roles.roles if role.name != CRITIC)
-    return RoleLayout(roles=others + tuple(role for role in saved or () if role.name == CRITIC))
+def _with_saved(roles: RoleLayout, names: Collection[str], saved: Sequence[Role] | None) -> RoleLayout:
+    """The roles with the saved ones of those names in the place of their own."""
+    others = tuple(role for role in roles.roles if role.name not in names)
+    return RoleLayout(roles=others + tuple(role for role in saved or () if role.name in names))
 
 
 def _require_acceptable(

@@ -15,11 +15,12 @@ from areno_fn.contracts.key import Key
 from areno_fn.models.digits_dit import DiTConfig
 from areno_fn.models.digits_dit.model import DiT, DiTPolicy, init
 from areno_fn.steps.compose import accumulate, pipeline
-from areno_fn.steps.flow.match import match, replays
+from areno_fn.steps.flow.match import match
 from areno_fn.steps.flow.noise import noise_levels
 from areno_fn.steps.flow.objectives.distribution import dmd2
 from areno_fn.steps.flow.objectives.matching import velocity_matching
 from areno_fn.steps.flow.path import noised, predict
+from areno_fn.steps.flow.replay import replays
 from areno_fn.steps.flow.sample import flow_sampler
 from areno_fn.steps.flow.schedule import flow_match
 from areno_fn.steps.flow.score import act_flow, denoising

@@ -15,16 +15,17 @@ from areno_fn import tree
 from areno_fn.autodiff import value_and_grad
 from areno_fn.contracts.actions import Sums
 from areno_fn.contracts.errors import RecordError, SpecError
-from areno_fn.contracts.flow import Process, Trajectory
+from areno_fn.contracts.flow import Conditions, Process, Schedule, Trajectory
 from areno_fn.contracts.flow_match import Judges, Matched, Replay
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.record import replace
 from areno_fn.steps.compose import pipeline
-from areno_fn.steps.flow.match import followed, match, mixed_noise, replayed, replays
+from areno_fn.steps.flow.match import followed, match, mixed_noise, replayed
 from areno_fn.steps.flow.noise import noise_levels
 from areno_fn.steps.flow.objectives.distribution import dmd2, rewarded_matching, trajectory_matching
 from areno_fn.steps.flow.objectives.matching import velocity_matching
 from areno_fn.steps.flow.path import predict
+from areno_fn.steps.flow.replay import carried, replayed_once, replays
 from areno_fn.steps.flow.sample import flow_sampler
 from areno_fn.steps.flow.schedule import flow_match
 from areno_fn.steps.flow.times import Times
@@ -267,3 +268,88 @@ def test_objectives_are_exact_under_split_and_move_the_generator_alone(name: str
         (plain,) = replays(trajectory(), Key.of(3), Times(), steps=[1])
         _, still = value_and_grad(lambda j: objective(j, plain).total)(same)
         assert not any(bool(leaf.any()) for leaf in tree.leaves(still.generator))
+
+
+# ------------------------------------------------------------------------------------------ one step a row, and states carried on
+
+
+def test_one_step_of_every_row_is_the_one_that_was_sampled() -> None:
+    """Every row has a step of its own, all steps are drawn, and the step leads to the stored next state."""
+    drawn = trajectory()
+    sigmas, seen = drawn.schedule.sigmas, set()
+    for number in range(6):
+        batch = replayed_once(drawn, Key.of(number), Times(low=0.1, high=0.9))
+        clean, implied = replayed(POLICY, PARAMS, batch)
+        for row, sigma in enumerate(batch.sigma.tolist()):
+            step = sigmas.tolist().index(sigma)
+            after = sigmas[step + 1]
+            assert torch.equal(batch.state[row], drawn.state(step)[row])
+            assert torch.allclose(
+                (1 - after) * clean[row] + after * implied[row], drawn.state(step + 1)[row], atol=1e-5
+            )
+            seen.add(step)
+        assert batch.middle.tolist() == [0.0] * ROWS
+        assert batch.level.min() >= 0.1 and batch.level.max() <= 0.9
+    assert seen == {0, 1, 2, 3}
+
+
+def plain_trajectory(states: torch.Tensor, sigmas: list[float]) -> Trajectory:
+    """A rollout [B, T + 1, 1] that nobody has drawn, through these levels."""
+    rows, steps = states.shape[0], len(sigmas) - 1
+    ids = torch.arange(rows)
+    return Trajectory(
+        conditions=Conditions(positive=ids),
+        groups=ids // 2,
+        ids=ids,
+        final=states[:, -1],
+        states=states,
+        logp=torch.zeros(rows, 0),
+        schedule=Schedule(sigmas=torch.tensor(sigmas), timesteps=1000 * torch.tensor(sigmas[:-1])),
+        levels=torch.zeros(steps),
+        process=Process(dynamics="ode"),
+        state_map=tuple(range(steps + 1)),
+        transition_map=(-1,) * steps,
+    )
+
+
+def test_what_is_learned_from_a_carried_state_is_the_velocity_of_the_states() -> None:
+    """States N(.7, .4^2) at the level .6: at a level s above they are N(m, w), whose score -(x - m) / w gives the velocity
+    (-s score - x) / (1 - s). The least squares of the targets in x are that line."""
+    rows = 60_000
+    states = torch.stack(
+        [torch.zeros(rows, 1), 0.7 + 0.4 * rows_named("states", rows).float().reshape(rows, -1)[:, :1]], 1
+    )
+    drawn = plain_trajectory(states, [1.0, 0.6])
+    one_level = Times(low=0.4999, high=0.8001)  # of the way from .6 to 1, up to .8
+    (batch,) = carried(drawn, Key.of(1), one_level, shared=drawn.ids, advantage=torch.zeros(rows))
+    s, mean, spread = 0.8, states[:, 1].mean().item(), states[:, 1].var().item()
+    assert torch.allclose(batch.sigma, torch.tensor(s), atol=2e-4)
+    kept = (1 - s) / (1 - 0.6)
+    m, w = kept * mean, kept**2 * spread + s**2 - (kept * 0.6) ** 2
+    x, y = batch.state[:, 0].double(), batch.target[:, 0].double()
+    assert (x.mean().item(), x.var().item()) == (pytest.approx(m, abs=0.01), pytest.approx(w, rel=0.02))
+    slope = ((x - x.mean()) * (y - y.mean())).mean() / x.var()
+    noise = (y - y.mean() - slope * (x - x.mean())).std().item() / (x.std().item() * math.sqrt(rows))
+    assert slope.item() == pytest.approx((s / w - 1) / (1 - s), abs=5 * noise)
+    assert (y.mean() - slope * x.mean()).item() == pytest.approx(-s * m / w / (1 - s), abs=5 * noise)
+
+
+def test_at_the_end_of_the_path_it_is_flow_matching_and_a_group_shares_level_and_noise() -> None:
+    drawn = trajectory()
+    advantage = torch.linspace(-1, 1, ROWS)
+    shared = torch.tensor([0, 0, 1, 1, 1])
+    batches = carried(drawn, Key.of(2), Times(low=0.05, high=0.95), shared=shared, advantage=advantage)
+    assert len(batches) == 4
+    for step, batch in enumerate(batches):
+        after = drawn.schedule.sigmas[step + 1].item()
+        assert batch.sigma.min() >= after + (1 - after) * 0.05 - 1e-6 and batch.sigma.max() <= 0.95
+        assert batch.sigma[0] == batch.sigma[1] and batch.sigma[2] == batch.sigma[3] == batch.sigma[4]
+        assert torch.equal(batch.groups, shared) and torch.equal(batch.advantage, advantage)
+        a = ((1 - batch.sigma) / (1 - after)).reshape(-1, 1, 1)
+        fresh = batch.state - a * drawn.state(step + 1)
+        assert torch.allclose(fresh[0], fresh[1], atol=1e-6) and not torch.allclose(fresh[0], fresh[2], atol=1e-2)
+        assert bool((batch.factor <= (step + 1) / 4 + 1e-6).all())
+    last = batches[-1]
+    noise = (last.state - (1 - last.sigma).reshape(-1, 1, 1) * drawn.final) / last.sigma.reshape(-1, 1, 1)
+    assert torch.allclose(last.target, noise - drawn.final, atol=1e-4)
+    assert torch.allclose(last.factor, torch.ones(ROWS), atol=1e-5)

@@ -18,11 +18,12 @@ from areno_fn.contracts.record import replace
 from areno_fn.contracts.spec import AdamWSpec
 from areno_fn.contracts.state import Counters, Cursor, TrainState
 from areno_fn.steps.compose import pipeline, train_step
-from areno_fn.steps.flow.match import followed, match, replays
+from areno_fn.steps.flow.match import followed, match
 from areno_fn.steps.flow.noise import noise_levels
 from areno_fn.steps.flow.objectives.distribution import dmd2, trajectory_matching
 from areno_fn.steps.flow.objectives.matching import velocity_matching
 from areno_fn.steps.flow.path import predict
+from areno_fn.steps.flow.replay import replays
 from areno_fn.steps.flow.sample import flow_sampler
 from areno_fn.steps.flow.schedule import flow_match
 from areno_fn.steps.flow.times import Times

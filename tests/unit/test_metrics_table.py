@@ -28,7 +28,7 @@ def optimizer_stats(optimizer: Optimizer) -> dict[str, torch.Tensor]:
 
 
 def test_names_are_family_slash_name() -> None:
-    families = {"rollout", "train", "dpo", "critic", "flow", "time"}
+    families = {"rollout", "train", "dpo", "critic", "flow", "fake", "surrogate", "time"}
     assert all(re.fullmatch(r"(\w+)/\w+", name) and name.split("/")[0] in families for name in METRICS)
     assert all((meaning and meaning[0].islower()) or meaning[0].isdigit() for meaning in METRICS.values())
 

@@ -87,7 +87,8 @@ def test_a_good_file_is_read_with_its_defaults(base: Path) -> None:
             "steps: 3",
             "foo: 3",
             "phases.sft has no field 'foo'; "
-            "its fields are name, algorithm, data, steps, epochs, stop_at, batch, optimizers, rewards, ema, offload, remat",
+            "its fields are name, algorithm, data, steps, epochs, stop_at, denoising, batch, optimizers, rewards, ema, offload, "
+            "remat",
         ),
         ("model:", "modle: 1\nmodel:", "the specification has no field 'modle'; the nearest is 'model'"),
         (

@@ -89,6 +89,27 @@ _FLOW_NOISED = _FLOW_GROUPED | {
     "terms": "levels that every picture is noised to",
 }
 
+_FLOW_TAUGHT = {
+    "samples": "pictures of each prompt",
+    "teacher": "folder of the teacher; when empty, the actor as the phase begins",
+    "teacher_guidance": "of the teacher; 1 for none",
+}
+
+_FLOW_MATCHED = _FLOW_TAUGHT | {
+    "denoising": "how the generator draws, now and later",
+    "fake_updates": "updates of the fake for each of the generator",
+    "times": "distribution of the noise levels the judges are asked at",
+    "shift": "of these levels; above 1 means more noise",
+    "low": "least of these levels",
+    "high": "largest of these levels",
+}
+
+_FLOW_TDM = _FLOW_MATCHED | {
+    "query": "judges are asked above the end of a step, or between its ends",
+    "huber": "width within which the generator's loss is quadratic; 0: everywhere",
+    "snr_cap": "most that little noise counts for the fake; 0: no bound",
+}
+
 MEANINGS: dict[str, dict[str, str]] = {
     "RunSpec": {
         "version": "of this file format",
@@ -228,6 +249,36 @@ MEANINGS: dict[str, dict[str, str]] = {
         "flat": "optimizer steps of the phase for which the copy is the actor",
         "rate": "what an optimizer step adds to that share",
         "cap": "and its largest",
+    },
+    "FewSteps": _DENOISING,
+    "StudentDenoising": {
+        **_DENOISING,
+        "dynamics": "how noise enters a step; with ode there is none",
+        "level": "eta, how much",
+    },
+    "FlowDMD2": _FLOW_MATCHED,
+    "FlowTDM": _FLOW_TDM,
+    "FlowTDMR1": {
+        **_FLOW_TDM,
+        "samples": "pictures of each prompt, the group",
+        "combine": "rewards are added by weight and compared, or compared each by itself first",
+        "baseline": "what a reward is compared with",
+        "scale": "advantages are divided by this standard deviation",
+        "mixture": "share of the teacher's guidance in the direction of the reward; the surrogate has the rest",
+        "guidance_reward": "scale of that guidance; 0 leaves it out",
+        "beta": "how sure the surrogate's preference of a group becomes",
+        "max_advantage": "advantages are clipped to it",
+        "trust": "how far the surrogate may leave its slow average for a picture; 0: no bound",
+        "runaway": "squared distance from the teacher above which a picture is learned no further; 0: no bound",
+        "anchor": "weight of the surrogate's squared distance from the teacher",
+        "slow_cap": "largest decay of the surrogate's slow average",
+        "slow_rise": "by which that decay rises an update",
+    },
+    "FlowDistill": {
+        **_FLOW_TAUGHT,
+        "denoising": "how the student draws",
+        "space": "in which its steps are compared with the teacher's; gaussian for noisy ones",
+        "normalised": "a squared distance is divided by the mean absolute difference",
     },
     "FlowNFT": {
         **_FLOW_NOISED,
@@ -387,6 +438,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "steps": "optimizer steps, or rollouts; give this",
         "epochs": "or passes over the data",
         "stop_at": "end early once an evaluation scores this; 0: never",
+        "denoising": "how its evaluations draw instead of evaluation.denoising",
         "batch": "how much goes into a step",
         "optimizers": "one for each trained role",
         "rewards": "what samples are judged by, summed by weight",

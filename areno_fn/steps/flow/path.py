@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,6 +19,8 @@ from areno_fn.steps.flow.noise import latent_noise
 from areno_fn.steps.flow.schedule import TIMESTEPS
 from areno_fn.steps.flow.times import Grid, Times, sampled_times
 from areno_fn.steps.reduce import wide
+
+T = TypeVar("T")
 
 
 def noised(
@@ -132,9 +134,9 @@ def remember(policy: FlowPolicy, batch: Noised, **parameters: Any) -> Noised:
         return replace(batch, **{name: _velocity(policy, params, batch) for name, params in parameters.items()})
 
 
-def rows_of(batch: Noised, rows: torch.Tensor) -> Noised:
-    """Some rows of a batch."""
-    taken: Noised = tree.map(lambda x: x[rows], batch)
+def rows_of(batch: T, rows: torch.Tensor) -> T:
+    """Some rows of a batch, a record all of whose tensors are of rows."""
+    taken: T = tree.map(lambda x: x[rows], batch)
     return taken
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from areno_fn.contracts.errors import SpecError
-from areno_fn.contracts.execution import DATASET_NONE, GENERATION_REWARD, ExecutionContract
+from areno_fn.contracts.execution import DATASET_NONE, GENERATION_NONE, GENERATION_REWARD, ExecutionContract
 from areno_fn.contracts.spec import (
     DPO,
     GRPO,
@@ -23,6 +23,8 @@ from areno_fn.contracts.spec import (
     FlowAWM,
     FlowCRD,
     FlowDGPO,
+    FlowDistill,
+    FlowDMD2,
     FlowDPO,
     FlowDPPO,
     FlowGRPO,
@@ -31,6 +33,8 @@ from areno_fn.contracts.spec import (
     FlowOnlineDPO,
     FlowReferred,
     FlowSFT,
+    FlowTDM,
+    FlowTDMR1,
     Repeated,
 )
 from areno_fn.steps.joins import Stage
@@ -46,8 +50,11 @@ from areno_fn.steps.recipes.algorithm import (
     critic,
 )
 from areno_fn.steps.recipes.flow_coupled import flow_dppo, flow_grpo, flow_grpo_guard
+from areno_fn.steps.recipes.flow_distill import flow_distill
+from areno_fn.steps.recipes.flow_match import flow_dmd2, flow_tdm, flow_tdm_r1
 from areno_fn.steps.recipes.flow_noised import flow_awm, flow_crd, flow_dgpo, flow_nft, flow_online_dpo
 from areno_fn.steps.recipes.flow_supervised import flow_dpo, flow_sft
+from areno_fn.steps.recipes.flow_taught import FAKE, SURROGATE, TEACHER
 from areno_fn.steps.recipes.ppo import ppo
 from areno_fn.steps.recipes.sampled import grpo, gspo
 from areno_fn.steps.recipes.supervised import dpo, sft
@@ -56,9 +63,12 @@ from areno_fn.steps.variants import refreshed
 __all__ = [
     "ACTOR",
     "CRITIC",
+    "FAKE",
     "RECIPES",
     "REFERENCE",
     "SHELVES",
+    "SURROGATE",
+    "TEACHER",
     "Algorithm",
     "Losses",
     "Materials",
@@ -70,6 +80,8 @@ __all__ = [
     "flow_awm",
     "flow_crd",
     "flow_dgpo",
+    "flow_distill",
+    "flow_dmd2",
     "flow_dpo",
     "flow_dppo",
     "flow_grpo",
@@ -77,6 +89,8 @@ __all__ = [
     "flow_nft",
     "flow_online_dpo",
     "flow_sft",
+    "flow_tdm",
+    "flow_tdm_r1",
     "grpo",
     "gspo",
     "ppo",
@@ -108,6 +122,10 @@ RECIPES: dict[type[AlgorithmSpec], Recipe] = {
     FlowDGPO: Recipe(execution=GENERATION_REWARD, build=flow_dgpo),
     FlowCRD: Recipe(execution=GENERATION_REWARD, build=flow_crd),
     FlowOnlineDPO: Recipe(execution=GENERATION_REWARD, build=flow_online_dpo),
+    FlowDMD2: Recipe(execution=GENERATION_NONE, build=flow_dmd2),
+    FlowTDM: Recipe(execution=GENERATION_NONE, build=flow_tdm),
+    FlowTDMR1: Recipe(execution=GENERATION_REWARD, build=flow_tdm_r1),
+    FlowDistill: Recipe(execution=GENERATION_NONE, build=flow_distill),
 }
 """The only registry of algorithms. A specification's `execution` and its recipe's must be one constant."""
 

@@ -12,6 +12,7 @@ import torch
 from areno_fn.contracts.actions import Metrics
 from areno_fn.contracts.batch import JudgedRollout, PackedTokens
 from areno_fn.contracts.flow_adapter import EVEN, NoiseLevels
+from areno_fn.contracts.flow_policy import FlowPolicy
 from areno_fn.contracts.optim import Optimizer
 from areno_fn.contracts.policy import TokenPolicy
 from areno_fn.contracts.record import replace
@@ -65,6 +66,7 @@ class Materials:
         view: from the parameters of all roles to what the policy takes; rollouts, training and the reference use it.
         critic_policy: the functions of the critic's trunk; those of `policy` when None.
         critic_view: from the parameters of all roles to a `Valued`.
+        teacher_policy: the functions of a teacher that is read from a folder; None where there is none.
         drawn_with: what rollouts use instead of `view`, with the same log-probabilities up to roundings; None for `view`.
         ema: the average that is kept of the actor; None for none.
         shelves: where the snapshots lie, by name.
@@ -84,6 +86,7 @@ class Materials:
     view: View = actor
     critic_policy: TokenPolicy | None = None
     critic_view: View = critic
+    teacher_policy: FlowPolicy | None = None
     begin_critic: Callable[[Mapping[str, Any]], Any] | None = None
     drawn_with: View | None = None
     ema: EMA | None = None
@@ -101,7 +104,8 @@ class Algorithm:
         sample: draws a `Rollout` for `Prompts`, or a `Trajectory` for `FlowPrompts`; None for algorithms that read a
             data set.
         step: `(state, batch) -> (state, metrics)`; the batch of a data-set algorithm is a tuple of `PackedTokens` or
-            `Pairs` micro-batches, or a `Clean`, and that of a generating one a `JudgedRollout` or a `JudgedTrajectory`.
+            `Pairs` micro-batches, or a `Clean`, and that of a generating one a `JudgedRollout` or a `JudgedTrajectory`,
+            or what `sample` returned where no reward judges it.
         recall: for generating algorithms, `(state, judged) -> judged` with what frozen and current parameters say of the
             drawn tokens. `step` calls it where that has not been done.
         refer: log-probabilities [M] that the frozen reference gives packed pairs; None for algorithms without pairs.
@@ -143,10 +147,14 @@ def _ready(state: TrainState, role: str, optimizer: Optimizer) -> Any:
     return continued(optimizer.init(params), state.optim.get(role), params)
 
 
-def moving(objective: Objective, materials: Materials) -> Update:
-    """One update of the actor, and behind it of its average."""
+def moving(objective: Objective, materials: Materials, view: View | None = None) -> Update:
+    """One update of the actor, and behind it of its average.
+
+    Args:
+        view: what the objective takes in the place of the policy's view.
+    """
     update = train_step(
-        objective, materials.optimizers[ACTOR], role=ACTOR, view=materials.view, donate=materials.donate
+        objective, materials.optimizers[ACTOR], role=ACTOR, view=view or materials.view, donate=materials.donate
     )
     return update if materials.ema is None else followed(update, materials.ema, ACTOR, materials.shelves[AVERAGE])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -21,6 +21,8 @@ from areno_fn.steps.flow.sample import flow_sampler
 from areno_fn.steps.flow.times import Grid, Times, grid_steps, share
 from areno_fn.steps.recipes.flow_drawing import process_of, schedule_of
 from areno_fn.steps.recipes.flow_groups import parts
+
+T = TypeVar("T")
 
 
 def noiseless(
@@ -88,7 +90,7 @@ def noised_again(
     return split(batches, groups if together else drawn.ids[rows], most)
 
 
-def split(batches: tuple[Noised, ...], units: torch.Tensor, most: int) -> tuple[Noised, ...]:
+def split(batches: tuple[T, ...], units: torch.Tensor, most: int) -> tuple[T, ...]:
     """The same rows in micro-batches of at most so many (0: as they are), in which no unit is torn apart."""
     cut = parts(units, most)
     return batches if len(cut) == 1 else tuple(rows_of(batch, part) for batch in batches for part in cut)

@@ -6,14 +6,14 @@ import torch
 
 from areno_fn.contracts.errors import RecordError
 from areno_fn.contracts.flow_batch import JudgedTrajectory
-from areno_fn.contracts.spec import FlowGrouped
+from areno_fn.contracts.spec import FlowGrouped, FlowTDMR1
 from areno_fn.contracts.state import TrainState
 from areno_fn.steps.advantages import group_advantages
 from areno_fn.steps.mixed_advantages import mixed_advantages
 from areno_fn.steps.recipes.sampled import updates_of
 
 
-def advantages_of(spec: FlowGrouped, batch: JudgedTrajectory) -> torch.Tensor:
+def advantages_of(spec: FlowGrouped | FlowTDMR1, batch: JudgedTrajectory) -> torch.Tensor:
     """How much better every row is than its group, float32 [B], at most `max_advantage` from 0.
 
     With `combine = "each"` that is asked of every reward, and the weighted sum is scaled over the batch (GDPO, arXiv 2601.05242).
