@@ -24,6 +24,7 @@ from areno_fn.engine import summary
 from areno_fn.engine.composition import snapshots_of
 from areno_fn.engine.export import ADAPTER, AVERAGED, export, exports_average
 from areno_fn.engine.finetune import LoraPlan, count
+from areno_fn.engine.foreseen import foreseen
 from areno_fn.engine.loop import train
 from areno_fn.engine.medium import Medium
 from areno_fn.engine.optimizers import Mover, described, long_warmups
@@ -106,6 +107,8 @@ def describe(spec: RunSpec, *, resume: bool = False, overwrite: bool = False, ac
         lines += [f"    {line}" for line in made.medium.remarks(phase.rows, trained=bool(phase.examples))]
         lines += [f"    {line}" for line in described(phase.spec, made.trained)]
         lines += [f"    {line}" for line in long_warmups(phase.spec, phase.steps)]
+        taken = foreseen(made, phase.spec)
+        lines += [] if taken is None else [f"    a step takes, on a GPU, at most {taken}"]
         lines += [f"    keeps {name}{_place(phase.spec, name)}" for name in snapshots_of(phase.spec)]
         lines += _rehearsed(f"phases.{phase.spec.name}.rewards", phase.rewards, phase.rows, made.medium)
     if made.evaluation is not None:
