@@ -25,9 +25,10 @@ from areno_fn.models import adapters
 from areno_fn.models.adapter_sites import chosen
 from areno_fn.models.diffusers_module import diffusers_module
 from areno_fn.models.pipelines import PIPELINES, pipeline_family
-from areno_fn.steps.flow.noise import latent_noise
+from areno_fn.steps.flow.noise import latent_noise, noise_levels
 from areno_fn.steps.flow.sample import flow_sampler
 from areno_fn.steps.flow.schedule import flow_match
+from areno_fn.testing import laws
 
 SIZE = Size(height=16, width=24)
 PROMPTS = ("a cat", "two dogs and more words than fit")
@@ -251,3 +252,13 @@ def test_a_module_that_diffusers_does_not_make_is_refused() -> None:
         diffusers_module("SD3Transformer2DModel", {"depth": 3})
     with pytest.raises(ModelError, match="is 'NoSuchPipeline', but the pipelines known here are FluxPipeline"):
         pipeline_family("NoSuchPipeline")
+
+
+def test_L1_what_was_sampled_with_guidance_is_scored_again(case: Case) -> None:
+    asked = FlowPrompts(conditions=conditions(case), ids=torch.tensor([4, 7]))
+    process = Process(dynamics="flow_sde", guidance=case.guidance)
+    levels = case.adapter.levels
+    schedule = flow_match(STEPS, shift=levels.shift, lowest=levels.lowest, terminal=levels.terminal)
+    laws.trajectory_matches_training(
+        case.adapter, case.params, asked, Key.of(5), process, schedule, noise_levels(STEPS, None), tolerance=1e-5
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from areno_fn.ckpt.pipeline import is_pipeline, open_pipeline
 from areno_fn.ckpt.pipeline_save import save_pipeline
 from areno_fn.contracts.components import Located
 from areno_fn.contracts.errors import ArenoError, CheckpointError, ModelError
-from areno_fn.contracts.spec import HFModel, RunSpec, ScratchModel
+from areno_fn.contracts.spec import HFModel, PipelineSpec, RunSpec, ScratchModel
 from areno_fn.engine.model import from_folder, plan_model
 from areno_fn.engine.plan import plan
 from areno_fn.models.noise_levels import euler_levels
@@ -329,3 +330,11 @@ def test_a_pipeline_is_written_whole_and_over_nothing_else(folder: Path, tmp_pat
     with pytest.raises(CheckpointError, match="no"):
         save_pipeline(tmp_path / "other", source, "transformer", parts, fails)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_66_the_guide_shows_a_specification() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs/flow.md").read_text(encoding="utf-8")
+    (block,) = [part for part in text.split("```toml\n")[1:] if "model_index.json" in part]
+    found = msgspec.convert(tomllib.loads(block.split("```")[0]), RunSpec)
+    assert found.model.pipeline == PipelineSpec(height=512, width=512, dtype="bfloat16")
+    assert found.phases[0].algorithm.denoising.guidance == 4.5
