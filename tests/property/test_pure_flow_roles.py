@@ -89,7 +89,7 @@ def test_an_iteration_moves_its_roles_and_nothing_else(name: str) -> None:
 
 @settings(max_examples=8, deadline=None)
 @given(role=st.sampled_from((FAKE, SURROGATE, "actor")), seed=st.integers(0, 2**32), rewards=st.permutations(range(6)))
-def test_a_turn_leaves_the_other_roles_bit_for_bit(role: str, seed: int, rewards: list[int]) -> None:
+def test_S3_a_turn_leaves_the_other_roles_bit_for_bit(role: str, seed: int, rewards: list[int]) -> None:
     """All other optimizers move nothing, so that what changes is what the turn of one role has changed."""
     spec = FlowTDMR1(**SMALL)
     held = (lambda params: (), lambda gradients, memory, params: (tree.map(torch.zeros_like, gradients), memory))
