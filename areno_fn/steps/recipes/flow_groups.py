@@ -6,11 +6,13 @@ import torch
 
 from areno_fn.contracts.errors import RecordError
 from areno_fn.contracts.flow_batch import JudgedTrajectory
-from areno_fn.contracts.spec import FlowGrouped, FlowTDMR1
+from areno_fn.contracts.spec import FlowGrouped, FlowNoised, FlowOnlineDPO, FlowTDMR1, FlowWhole
 from areno_fn.contracts.state import TrainState
 from areno_fn.steps.advantages import group_advantages
+from areno_fn.steps.flow.objectives.preference import best_and_worst
 from areno_fn.steps.mixed_advantages import mixed_advantages
 from areno_fn.steps.recipes.sampled import updates_of
+from areno_fn.steps.token.experience import minibatches
 
 
 def advantages_of(spec: FlowGrouped | FlowTDMR1, batch: JudgedTrajectory) -> torch.Tensor:
@@ -31,15 +33,33 @@ def advantages_of(spec: FlowGrouped | FlowTDMR1, batch: JudgedTrajectory) -> tor
     return found.clamp(-spec.max_advantage, spec.max_advantage)
 
 
-def updates_of_groups(spec: FlowGrouped, state: TrainState, groups: torch.Tensor) -> list[torch.Tensor]:
-    """The rows of every update as `updates_of` shuffles them, but whole groups at a time.
+def rows_of_updates(
+    spec: FlowNoised, state: TrainState, groups: torch.Tensor, advantages: torch.Tensor
+) -> list[torch.Tensor]:
+    """The rows of every update: shuffled one by one, or whole groups at a time; of a preference the pairs, if there are any.
 
     Args:
-        groups: int64 [B].
+        groups: int64 [B], and `advantages`, float32 [B], of what was drawn.
     """
+    if isinstance(spec, FlowOnlineDPO):
+        return _pairs(spec, state, groups, advantages)
+    if not isinstance(spec, FlowWhole):
+        return updates_of(spec, state, groups.shape[0])
     found, member = torch.unique(groups, return_inverse=True)
     rows = [(member == place).nonzero().flatten() for place in range(len(found))]
     return [torch.cat([rows[place] for place in some.tolist()]) for some in updates_of(spec, state, len(found))]
+
+
+def _pairs(
+    spec: FlowOnlineDPO, state: TrainState, groups: torch.Tensor, advantages: torch.Tensor
+) -> list[torch.Tensor]:
+    """Best and worst of every group, side by side; as many mini-batches as there are pairs for."""
+    pairs = best_and_worst(advantages, groups).reshape(-1, 2).cpu()
+    if not len(pairs):
+        return []
+    shuffle = state.key.fold("minibatches").fold(state.counters.rollout_iteration)
+    cut = [minibatches(len(pairs), min(spec.minibatches, len(pairs)), shuffle.fold(i)) for i in range(spec.epochs)]
+    return [pairs[some].flatten() for epoch in cut for some in epoch]
 
 
 def parts(units: torch.Tensor, most: int) -> list[torch.Tensor]:

@@ -6,10 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import torch
-
 from areno_fn.contracts.actions import Metrics
-from areno_fn.contracts.flow import Trajectory
 from areno_fn.contracts.flow_batch import JudgedTrajectory
 from areno_fn.contracts.spec import (
     FlowAWM,
@@ -25,7 +22,7 @@ from areno_fn.contracts.spec import (
 from areno_fn.contracts.state import TrainState
 from areno_fn.steps.compose import pipeline
 from areno_fn.steps.flow.objectives.decoupled import advantage_weighted, centred_reward, diffusion_nft
-from areno_fn.steps.flow.objectives.preference import best_and_worst, diffusion_dpo, group_preference
+from areno_fn.steps.flow.objectives.preference import diffusion_dpo, group_preference
 from areno_fn.steps.flow.path import predict
 from areno_fn.steps.joins import Stage
 from areno_fn.steps.recipes.algorithm import ACTOR, NO_LOSSES, Algorithm, Materials, moving
@@ -42,9 +39,8 @@ from areno_fn.steps.recipes.flow_copies import (
     scoring_params,
     updates_made,
 )
-from areno_fn.steps.recipes.flow_groups import advantages_of, updates_of_groups
-from areno_fn.steps.recipes.sampled import iterated, updates_of
-from areno_fn.steps.token.experience import minibatches
+from areno_fn.steps.recipes.flow_groups import advantages_of, rows_of_updates
+from areno_fn.steps.recipes.sampled import iterated
 from areno_fn.steps.token.report import describe_rewards, mean_metrics
 from areno_fn.steps.variants import AVERAGE
 
@@ -170,7 +166,7 @@ def _rewarded(
 
     def step(state: TrainState, batch: JudgedTrajectory) -> tuple[TrainState, Metrics]:
         drawn, advantages = batch.rollout, advantages_of(spec, batch)
-        updates = _rows(spec, state, drawn, advantages)
+        updates = rows_of_updates(spec, state, drawn.groups, advantages)
         reference = {"reference": reference_of(spec, state, materials)} if refers(spec) else {}
         first = lasting(state, materials, len(updates))
         frozen = {name: params(first) for name, params in said.items()}
@@ -199,23 +195,3 @@ def _rewarded(
     return Algorithm(
         begin=flow_beginning(spec, materials), sample=noiseless(spec, policy, materials.levels, drawing), step=step
     )
-
-
-def _rows(spec: FlowNoised, state: TrainState, drawn: Trajectory, advantages: torch.Tensor) -> list[torch.Tensor]:
-    """The rows of every update; of a preference the pairs, of which there may be none."""
-    if isinstance(spec, FlowWhole):
-        return updates_of_groups(spec, state, drawn.groups)
-    if not isinstance(spec, FlowOnlineDPO):
-        return updates_of(spec, state, drawn.ids.shape[0])
-    pairs = best_and_worst(advantages, drawn.groups).reshape(-1, 2).cpu()
-    if not len(pairs):
-        return []
-    shuffle, count = (
-        state.key.fold("minibatches").fold(state.counters.rollout_iteration),
-        min(spec.minibatches, len(pairs)),
-    )
-    return [
-        pairs[some].flatten()
-        for epoch in range(spec.epochs)
-        for some in minibatches(len(pairs), count, shuffle.fold(epoch))
-    ]
