@@ -2,7 +2,7 @@
 
     python -m benchmarks.train_step [--model qwen3-0.6b | tiny] [--shapes 4x4096 16x1024] [--precisions stored master]
         [--ours plain captured every:2 full] [--peers eager compile liger liger-compile liger-checkpointing]
-        [--steps 8] [--seconds 140] [--json step.json]
+        [--cases liger/master/4x4096 ...] [--steps 8] [--seconds 140] [--json step.json]
 
 All train one model on the same tokens. With the precision `stored` parameters and moments are in bfloat16 and there are no
 masters, as `torch.optim.AdamW(fused=True)` keeps them for a model in bfloat16. With `master` parameters are moved in float32
@@ -11,6 +11,8 @@ library derives bfloat16 parameters from masters. On a CPU everything is float32
 
 Of this library, `plain` keeps what every layer makes, `full` computes every layer again in the backward pass and `every:k`
 every k-th one; `captured` is `plain` as one CUDA graph. All donate their state. A step ends when its loss is on the host.
+Peers whose name ends in `compile` are compiled whole, those in `compile-layers` layer by layer, with their loss, which takes a
+fraction of the time to compile. `--cases` names lines one by one, in the place of all combinations.
 
 Times are medians of steps with half the distance between the quartiles. The matmul rate is measured in the same run. What is not
 begun within `--seconds` is printed as not run. The peers with Liger's kernels need the package liger-kernel.
@@ -61,7 +63,9 @@ SHAPES = {
         "tie_word_embeddings": True,
     },
 }
-PEERS = ("eager", "compile", "liger", "liger-checkpointing", "liger-compile")
+PEERS = (
+    "eager", "compile", "compile-layers", "liger", "liger-checkpointing", "liger-compile", "liger-compile-layers",
+)  # fmt: skip
 PRECISIONS = ("stored", "master")
 
 Step = Callable[[], float]
@@ -97,10 +101,8 @@ def main() -> None:
     print(f"{name}, torch {torch.__version__}, transformers {transformers.__version__}, {options.model}, {dtype}")
     rate = _matmul_rate(device, dtype)
     print(f"matmul rate {rate / 1e12:.1f} TFLOP/s", flush=True)
-    # Liger replaces functions of transformers for good, so its peers come last
-    labels = [*options.ours, *(peer for peer in PEERS if peer in options.peers)]
     lines: list[dict[str, Any]] = []
-    for case in (Case(*of) for of in itertools.product(labels, options.precisions, options.shapes)):
+    for case in _cases(options):
         if options.seconds and time.perf_counter() - begin > options.seconds:
             print(f"{case.label} {case.precision} {case.shape}: not run, {options.seconds} s are over")
             continue
@@ -108,8 +110,16 @@ def main() -> None:
         if options.json:
             with open(options.json, "w") as file:
                 json.dump({"device": name, "matmul_rate": rate, "lines": lines}, file, indent=1)
-    for precision, shape in itertools.product(options.precisions, options.shapes):
+    for precision, shape in dict.fromkeys((line["precision"], line["shape"]) for line in lines):
         _ratios([line for line in lines if (line["precision"], line["shape"]) == (precision, shape)])
+
+
+def _cases(options: argparse.Namespace) -> list[Case]:
+    """What is measured, in order. Liger replaces functions of transformers for good, so its peers come last."""
+    labels = [*options.ours, *(peer for peer in PEERS if peer in options.peers)]
+    named = [case.split("/") for case in options.cases] or itertools.product(labels, options.precisions, options.shapes)
+    cases = [Case(*of) for of in named]
+    return [case for liger in (False, True) for case in cases if case.label.startswith("liger") == liger]
 
 
 def _options() -> argparse.Namespace:
@@ -121,6 +131,7 @@ def _options() -> argparse.Namespace:
         "--ours", nargs="*", default=["plain"], help="of plain, captured, full, every:k, and more with +"
     )
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=["eager"])
+    parser.add_argument("--cases", nargs="*", default=[], help="label/precision/shape, instead of all combinations")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=0.0, help="begin nothing after so long; 0: no end")
     parser.add_argument("--json", help="also write the figures to this file")
@@ -229,6 +240,11 @@ def _transformers_step(case: Case, model: str, tokens: torch.Tensor, device: tor
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-5, fused=device.type == "cuda")
     ids = tokens.to(device)
     run = torch.compile(net) if case.label.endswith("compile") else net
+    if case.label.endswith("compile-layers"):
+        for layer in net.model.layers:
+            layer.compile()
+        if not case.label.startswith("liger"):
+            net.loss_function = torch.compile(net.loss_function)
     cast = torch.autocast("cuda", torch.bfloat16) if masters and device.type == "cuda" else contextlib.nullcontext()
 
     def step() -> float:

@@ -101,7 +101,7 @@ def _layer_moments(work: Work, sizes: Mapping[str, int]) -> Iterator[tuple[int, 
     yield 0, _made(work), work.rows(width, 4 * inner)
     yield sizes["down"], _made(work) - work.rows(2 * inner), work.rows(4 * width, 2 * inner)
     attention = work.rows(dqkv, heads, kv, heads) + lse
-    spread = work.tokens * config.num_heads * config.head_dim * 4 + lse  # queries are summed in float32
+    spread = work.tokens * dqkv * 4 + lse  # what the kernel of attention sums up, in float32
     below = sizes["down"] + sizes["gate_up"] + sizes["o"]
     yield below, attention, work.rows(2 * width, 2 * heads, 2 * kv) + spread
     yield below, work.rows(dqkv), work.rows(2 * width, dqkv, dqkv)
