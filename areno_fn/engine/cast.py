@@ -13,6 +13,7 @@ from areno_fn.ckpt import hf
 from areno_fn.contracts.errors import ModelError, SpecError
 from areno_fn.contracts.flow_policy import FlowPolicy
 from areno_fn.contracts.key import Key
+from areno_fn.contracts.pipeline_io import PipelineIOContract
 from areno_fn.contracts.placement import Placement
 from areno_fn.contracts.roles import Role
 from areno_fn.contracts.spec import FlowTaught, HFModel, RunSpec
@@ -51,7 +52,7 @@ class Cast:
     @property
     def teacher_policy(self) -> FlowPolicy | None:
         """The functions of the teacher."""
-        return None if self.teacher is None else self.teacher.policy
+        return None if self.teacher is None else self.teacher.flow_policy
 
     @property
     def placements(self) -> dict[str, Mapping[str, Placement]]:
@@ -118,14 +119,24 @@ def _teacher(path: str, spec: RunSpec, model: ModelPlan) -> ModelPlan:
     mine, theirs = _makes(model), _makes(found)
     if mine != theirs:
         raise ModelError(f"{path} makes {theirs}, but the actor {mine}; a teacher makes what the actor makes")
+    if model.pipeline is not None and found.pipeline is not None:
+        _require_as_wide(model.pipeline.contract, found.pipeline.contract, path)
     return found
+
+
+def _require_as_wide(actor: PipelineIOContract, teacher: PipelineIOContract, path: str) -> None:
+    """A teacher is asked whatever the actor is asked."""
+    if not actor.narrows(teacher):
+        raise ModelError(
+            f"{path} does not take all that the actor takes: inputs, guidance and sizes of its contract must be at least as wide"
+        )
 
 
 def _makes(model: ModelPlan) -> str:
     """What a model makes, and what it is told of it."""
     if model.medium == "text":
         return "text"
-    shape = list(model.policy.latent_shape)
+    shape = list(model.flow_policy.latent_shape)
     if isinstance(model.family, FlowFamily):
         return f"{shape} of {model.family.classes(model.config)} classes"
     return f"{shape} of the prompts of {model.family.name}"

@@ -53,7 +53,7 @@ class FullCritic:
     @property
     def policy(self) -> TokenPolicy:
         """The functions of its trunk."""
-        return self.model.policy if self.source is None else self.source.policy
+        return self.model.token_policy if self.source is None else self.source.policy
 
     @property
     def hf_config(self) -> Mapping[str, Any]:
@@ -110,7 +110,7 @@ class LoraCritic:
     @property
     def policy(self) -> TokenPolicy:
         """The functions of its trunk."""
-        return self.finetune.model.policy
+        return self.finetune.model.token_policy
 
     @property
     def hf_config(self) -> Mapping[str, Any]:
@@ -227,9 +227,9 @@ def _place(path: str) -> str:
 def _from_folder(path: str, spec: RunSpec, model: ModelPlan) -> FullCritic:
     dtype = spec.model.dtype if isinstance(spec.model, HFModel) else "source"
     source = open_valued(path, dtype)
-    if source.policy.vocab_size < model.policy.vocab_size:
+    if source.policy.vocab_size < model.token_policy.vocab_size:
         raise ModelError(
-            f"{path} embeds {source.policy.vocab_size} tokens, but the actor {model.policy.vocab_size}; "
+            f"{path} embeds {source.policy.vocab_size} tokens, but the actor {model.token_policy.vocab_size}; "
             f"a critic reads the actor's tokens"
         )
     return FullCritic(model=model, source=source)

@@ -123,7 +123,7 @@ def _with_end_tokens(plan: Plan, hf_config: Mapping[str, Any]) -> Mapping[str, A
     if plan.tokenizer is None:
         return hf_config
     eos, pad = list(plan.tokenizer.eos_ids), plan.tokenizer.pad_id
-    filled = {} if pad is None or pad >= plan.model.policy.vocab_size else {"pad_token_id": pad}
+    filled = {} if pad is None or pad >= plan.model.token_policy.vocab_size else {"pad_token_id": pad}
     return {
         **hf_config,
         **filled,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import attrs
 import torch
@@ -13,9 +13,12 @@ from areno_fn.ckpt import hf
 from areno_fn.ckpt.naming import DIFFUSERS, TRANSFORMERS, Naming
 from areno_fn.ckpt.pipeline import is_pipeline
 from areno_fn.contracts.errors import CheckpointError, ModelError, SpecError
+from areno_fn.contracts.flow_adapter import FlowAdapter
+from areno_fn.contracts.flow_policy import FlowPolicy
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.layout import Iso
 from areno_fn.contracts.placement import Placement
+from areno_fn.contracts.policy import TokenPolicy
 from areno_fn.contracts.spec import HFModel, Medium, RunSpec, ScratchModel
 from areno_fn.engine.pipeline_model import PipelinePlan, plan_pipeline
 from areno_fn.models import FAMILIES, Family, family_of
@@ -52,11 +55,29 @@ class ModelPlan:
     config: Any
     hf_config: Mapping[str, Any]
     layout: Iso
-    policy: Any
+    policy: TokenPolicy | FlowPolicy
     folder: hf.HFFolder | None
     dtype: hf.DtypePolicy
     declared_eos: tuple[int, ...] = ()
     pipeline: PipelinePlan | None = None
+
+    @property
+    def token_policy(self) -> TokenPolicy:
+        """The functions of a model of text."""
+        assert isinstance(self.family, Family)
+        return cast(TokenPolicy, self.policy)
+
+    @property
+    def flow_policy(self) -> FlowPolicy:
+        """The functions of a model of pictures."""
+        assert not isinstance(self.family, Family)
+        return cast(FlowPolicy, self.policy)
+
+    @property
+    def adapter(self) -> FlowAdapter:
+        """The functions of a pipeline."""
+        assert self.pipeline is not None
+        return cast(FlowAdapter, self.policy)
 
     @property
     def text_family(self) -> Family:

@@ -12,7 +12,8 @@ import torch
 from areno_fn.contracts.batch import Example, Pair
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.flow_adapter import EVEN, NoiseLevels
-from areno_fn.contracts.policy import ComputesAgain
+from areno_fn.contracts.flow_policy import FlowPolicy
+from areno_fn.contracts.policy import ComputesAgain, TokenPolicy
 from areno_fn.contracts.spec import FlowWhole, Phase, Repeated
 from areno_fn.contracts.state import TrainState
 from areno_fn.engine.cast import Cast
@@ -87,7 +88,7 @@ class PhasePlan:
 
 def plan_phase(
     spec: Phase,
-    policy: Any,
+    policy: TokenPolicy | FlowPolicy,
     medium: Medium,
     stop: tuple[int, ...],
     moved: Trained,

@@ -103,6 +103,11 @@ def _setting(spec: PipelineSpec, contract: PipelineIOContract) -> Setting:
     usual = contract.geometry.default
     size = Size(height=spec.height or usual.height, width=spec.width or usual.width, frames=spec.frames or usual.frames)
     contract.admit_size(size)
+    if contract.geometry_source != "configured" or contract.batching != "uniform":
+        raise SpecError(
+            f"{contract.family} makes outputs of several sizes, geometry_source: it is {contract.geometry_source!r}, batching: "
+            f"it is {contract.batching!r}, but all that a run makes has one size; this checkpoint cannot be trained here"
+        )
     if spec.guidance and not contract.guidance_default:
         raise SpecError(
             f"guidance: {contract.family} is told no scale, its guidance is {contract.guidance!r}; use that of the denoising"

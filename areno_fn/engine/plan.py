@@ -158,9 +158,11 @@ def plan(
     else:
         tokenizer = _tokenizer(spec, model)
         require_same_tokens(critic, tokenizer)
-        stop = tuple(token for token in tokenizer.eos_ids if token < model.policy.vocab_size)
-        loaded = Loaded(device=device, tokenizer=tokenizer, vocab_size=model.policy.vocab_size)
-        medium = Text(tokenizer=tokenizer, rollout=sampler(model.policy, stop), positions=model.policy.max_positions)
+        stop = tuple(token for token in tokenizer.eos_ids if token < model.token_policy.vocab_size)
+        loaded = Loaded(device=device, tokenizer=tokenizer, vocab_size=model.token_policy.vocab_size)
+        medium = Text(
+            tokenizer=tokenizer, rollout=sampler(model.token_policy, stop), positions=model.token_policy.max_positions
+        )
     merged = _merged(spec, finetune)
     phases = tuple(
         plan_phase(
@@ -177,7 +179,7 @@ def plan(
             cast,
             device,
             None if merged is None else merged.of,
-            EVEN if model.pipeline is None else model.policy.levels,
+            EVEN if model.pipeline is None else model.adapter.levels,
         )
         for phase in spec.phases
     )
@@ -203,17 +205,17 @@ def plan(
 
 
 def _pictures(model: ModelPlan, device: torch.device) -> Medium:
-    policy = model.policy
+    policy = model.flow_policy
     if isinstance(model.family, FlowFamily):
         draw, classes = drawing(policy, EVEN), model.family.classes(model.config)
         return Pictures(drawing=draw, shape=policy.latent_shape, classes=classes)
     assert model.pipeline is not None, "its family is that of a pipeline"
-    parts = model.pipeline.parts(device)
+    adapter, parts = model.adapter, model.pipeline.parts(device)
     return PromptedPictures(
-        drawing=drawing(policy, policy.levels),
-        adapter=policy,
+        drawing=drawing(adapter, adapter.levels),
+        adapter=adapter,
         parts=parts,
-        conditions=ConditionCache(policy, parts),
+        conditions=ConditionCache(adapter, parts),
         device=device,
     )
 
@@ -248,9 +250,9 @@ def _tokenizer(spec: RunSpec, model: ModelPlan) -> Tokenizer:
         tokenizer = tokenizers.load(named, extra_eos=model.declared_eos)
         if isinstance(spec.tokenizer, ByteTokenizer) and isinstance(spec.model, HFModel):
             _require_bytes(spec.model.path)
-    if tokenizer.vocab_size > model.policy.vocab_size:
+    if tokenizer.vocab_size > model.token_policy.vocab_size:
         raise SpecError(
-            f"tokenizer: it has {tokenizer.vocab_size} tokens, but the model embeds {model.policy.vocab_size}; "
+            f"tokenizer: it has {tokenizer.vocab_size} tokens, but the model embeds {model.token_policy.vocab_size}; "
             f"use the model's own tokenizer, or a larger vocab_size"
         )
     if not tokenizer.eos_ids:

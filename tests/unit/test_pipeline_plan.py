@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import flow_pipelines
 import msgspec
 import pytest
@@ -108,8 +109,6 @@ def test_what_a_contract_does_not_admit_is_refused_before_a_weight_is_read(
 def test_objectives_and_guidance_that_a_contract_lacks_are_refused_by_field(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import attrs
-
     family = PIPELINES["sd3"]
 
     def bare(pipeline: Any) -> Any:
@@ -131,6 +130,29 @@ def test_objectives_and_guidance_that_a_contract_lacks_are_refused_by_field(
         with pytest.raises(ArenoError) as found:
             plan(spec(folder, **changes))
         assert words in str(found.value)
+
+
+def test_P8_a_teacher_takes_all_that_the_actor_takes(folder: Path) -> None:
+    taught = {"kind": "flow_distill", "denoising": {"steps": 2}}
+
+    def teach(name: str, teacher: str) -> None:
+        algorithm = taught | {"teacher": str(folder / teacher / "pipeline"), "teacher_guidance": 1.0}
+        plan(spec(folder, name, algorithm=algorithm, data="prompts"))
+
+    teach("flux", "flux")
+    with pytest.raises(ModelError, match="does not take all that the actor takes"):
+        teach("flux", "kontext")
+
+
+def test_P6_outputs_of_several_sizes_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    family = PIPELINES["sd3"]
+
+    def ragged(pipeline: Any) -> Any:
+        return attrs.evolve(family.contract(pipeline), batching="ragged")
+
+    monkeypatch.setitem(PIPELINES, "sd3", attrs.evolve(family, contract=ragged))
+    with pytest.raises(ArenoError, match="batching: it is 'ragged', but all that a run makes has one size"):
+        plan(spec(folder))
 
 
 def test_data_of_another_kind_is_refused(folder: Path) -> None:

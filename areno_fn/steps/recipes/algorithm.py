@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import torch
@@ -76,7 +76,7 @@ class Materials:
         levels: how the scheduler of a flow model spaces noise levels.
     """
 
-    policy: Any
+    policy: TokenPolicy | FlowPolicy
     optimizers: Mapping[str, Optimizer]
     stop: tuple[int, ...] = ()
     micro_tokens: int = 8192
@@ -93,6 +93,16 @@ class Materials:
     donate: bool = False
     shelves: Mapping[str, Shelf] = SHELVES
     levels: NoiseLevels = EVEN
+
+    @property
+    def token_policy(self) -> TokenPolicy:
+        """The policy of an algorithm of text, which the plan has matched with a model of text."""
+        return cast(TokenPolicy, self.policy)
+
+    @property
+    def flow_policy(self) -> FlowPolicy:
+        """The policy of an algorithm of flow models, likewise."""
+        return cast(FlowPolicy, self.policy)
 
 
 @attrs.frozen(kw_only=True)

@@ -83,7 +83,7 @@ def _stepwise(spec: FlowCoupled, materials: Materials, loss: Stage, *, before: b
     Args:
         before: the loss reads the transitions under the parameters that drew.
     """
-    policy, drawn_by = materials.policy, spec.denoising
+    policy, drawn_by = materials.flow_policy, spec.denoising
     process, schedule = process_of(drawn_by), schedule_of(drawn_by, materials.levels)
     rollout, update = flow_sampler(policy, process), moving(pipeline(move(policy), loss), materials)
 

@@ -31,7 +31,7 @@ def flow_distill(spec: FlowDistill, materials: Materials, losses: Mapping[str, S
     Args:
         losses: for the actor, a stage `Moves -> Sums` instead of the distance.
     """
-    levels, policy, taught_by = spec.denoising, materials.policy, teacher_policy(spec, materials)
+    levels, policy, taught_by = spec.denoising, materials.flow_policy, teacher_policy(spec, materials)
     process = Process(dynamics=levels.dynamics, guidance=levels.guidance)
     sample = sampling_all(spec, materials, levels, process, levels.level)
     distance = distilled(spec.space, normalised=spec.normalised)

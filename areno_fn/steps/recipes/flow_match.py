@@ -118,7 +118,7 @@ def _matched(
     between: Update | None = None,
 ) -> Algorithm:
     """Draw, let the fake follow, and move the generator; `between` is the turn of a third role."""
-    policy, view = materials.policy, materials.view
+    policy, view = materials.flow_policy, materials.view
     shown = match(policy, real=teacher_policy(spec, materials), rewards=between is not None)
     objective = pipeline(shown, leading)
     follow = train_step(
@@ -172,7 +172,7 @@ def _leading(
 
 def _surrogate(spec: FlowTDMR1, materials: Materials, losses: Mapping[str, Stage]) -> Update:
     """The turn of the surrogate, and behind it of its slow average."""
-    policy, view, times = materials.policy, materials.view, _times(spec)
+    policy, view, times = materials.flow_policy, materials.view, _times(spec)
     preference = losses.get(SURROGATE) or group_preference(
         spec.beta, max_advantage=spec.max_advantage, trust=spec.trust, runaway=spec.runaway, anchor=spec.anchor
     )

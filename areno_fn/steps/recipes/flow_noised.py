@@ -160,7 +160,7 @@ def _rewarded(
         one_noise: a sample has one noise at all levels of an update.
         at_once: copies follow the actor after every update, and `said` with them; else after every iteration.
     """
-    policy, copies = materials.policy, copies_of(spec)
+    policy, copies = materials.flow_policy, copies_of(spec)
     update = moving(pipeline(predict(policy), loss), materials)
     drawing = draws or (lambda state: drawing_params(spec, state, materials))
 

@@ -32,7 +32,7 @@ def flow_sft(spec: FlowSFT, materials: Materials, losses: Mapping[str, Stage] = 
     """
     times = Times(kind=spec.times, shift=spec.shift)
     update = moving(
-        pipeline(predict(materials.policy), losses.get(ACTOR) or velocity_matching(spec.weighting)), materials
+        pipeline(predict(materials.flow_policy), losses.get(ACTOR) or velocity_matching(spec.weighting)), materials
     )
 
     def step(state: TrainState, batch: Clean) -> tuple[TrainState, Metrics]:
@@ -55,7 +55,7 @@ def flow_dpo(spec: FlowDPO, materials: Materials, losses: Mapping[str, Stage] = 
     Args:
         losses: for the actor, a stage `Velocities -> Sums` instead of its own.
     """
-    policy = materials.policy
+    policy = materials.flow_policy
     low, high = share(0.0, spec.until)
     times = Times(kind=spec.times, shift=spec.shift, low=low, high=high)
     update = moving(pipeline(predict(policy), losses.get(ACTOR) or diffusion_dpo(spec.beta)), materials)

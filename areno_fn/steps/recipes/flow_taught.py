@@ -32,7 +32,7 @@ SURROGATE = "surrogate"
 
 def teacher_policy(spec: FlowTaught, materials: Materials) -> FlowPolicy:
     """The functions of the teacher, which may be another model than the actor."""
-    policy: FlowPolicy | None = materials.teacher_policy if spec.teacher else materials.policy
+    policy: FlowPolicy | None = materials.teacher_policy if spec.teacher else materials.flow_policy
     assert policy is not None, "a phase with a teacher's folder is planned with its functions"
     return policy
 
@@ -80,7 +80,7 @@ def sampling_all(
         process: how.
         eta: the noise of all steps but the last; 0 keeps the steps of the ODE.
     """
-    rollout, drawn_with = flow_sampler(materials.policy, process), materials.drawn_with or materials.view
+    rollout, drawn_with = flow_sampler(materials.flow_policy, process), materials.drawn_with or materials.view
     schedule = schedule_of(levels, materials.levels)
     noise = noise_levels(schedule.steps, None, eta) if eta else torch.zeros(schedule.steps)
     keep = None if eta else range(schedule.steps)

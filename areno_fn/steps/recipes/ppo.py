@@ -49,7 +49,7 @@ def ppo(spec: PPO, materials: Materials, losses: Mapping[str, Stage] = NO_LOSSES
         losses: for the actor, a stage `Actions -> Sums` instead of the clipped surrogate; for the critic, a stage
             `Estimates -> Sums` instead of the clipped value loss.
     """
-    policy = materials.policy
+    policy = materials.token_policy
     judging = materials.critic_policy or policy
     move_actor = moving(pipeline(act(policy, spec.sampling), losses.get(ACTOR) or surrogate_of(spec)), materials)
     move_critic = train_step(

@@ -61,7 +61,7 @@ def _policy_gradient(spec: GRPO | GSPO, materials: Materials, loss: Stage) -> Al
 
     To correct for the rollout, log-probabilities under the parameters that drew are computed again, as training does.
     """
-    update = moving(pipeline(act(materials.policy, spec.sampling), loss), materials)
+    update = moving(pipeline(act(materials.token_policy, spec.sampling), loss), materials)
     recall = recalling(spec, materials)
 
     def step(state: TrainState, batch: JudgedRollout) -> tuple[TrainState, Metrics]:
@@ -164,7 +164,7 @@ def kl_of_loss(spec: Sampled) -> float:
 
 def sampling_of(spec: Sampled, materials: Materials) -> Callable[[TrainState, Prompts], Rollout]:
     """Draws `samples` completions a prompt, keyed by the run's key and the number of rollouts made."""
-    rollout, view = sampler(materials.policy, materials.stop), materials.drawn_with or materials.view
+    rollout, view = sampler(materials.token_policy, materials.stop), materials.drawn_with or materials.view
 
     def sample(state: TrainState, prompts: Prompts) -> Rollout:
         key = state.key.fold("rollout").fold(state.counters.rollout_iteration)
@@ -180,7 +180,7 @@ def recalling(spec: GRPO | GSPO | PPO, materials: Materials) -> Callable[[TrainS
 
     To correct for the rollout, log-probabilities under the parameters that drew are computed again, as training does.
     """
-    refer = reference_logp(materials.policy, spec.sampling)
+    refer = reference_logp(materials.token_policy, spec.sampling)
 
     def logp(params: Any, drawn: Rollout) -> torch.Tensor:
         return over_completions(lambda packed: refer(params, packed), drawn, materials.micro_tokens)

@@ -25,7 +25,7 @@ def sft(spec: SFT, materials: Materials, losses: Mapping[str, Stage] = NO_LOSSES
         losses: for the actor, a stage `Scores -> Sums` instead of the cross entropy.
     """
     loss = losses.get(ACTOR) or cross_entropy(spec.aggregation, constant=float(materials.max_length))
-    objective = pipeline(score(materials.policy, Sampling()), loss)
+    objective = pipeline(score(materials.token_policy, Sampling()), loss)
     update = moving(objective, materials)
 
     def step(state: TrainState, batch: tuple[PackedTokens, ...]) -> tuple[TrainState, Metrics]:
@@ -44,9 +44,9 @@ def dpo(spec: DPO, materials: Materials, losses: Mapping[str, Stage] = NO_LOSSES
         losses: for the actor, a stage `Comparisons -> Sums` instead of the specification's loss.
     """
     loss = losses.get(ACTOR) or preference(spec.beta, loss=spec.loss, label_smoothing=spec.label_smoothing)
-    objective = pipeline(compare(materials.policy, Sampling()), loss)
+    objective = pipeline(compare(materials.token_policy, Sampling()), loss)
     update = moving(objective, materials)
-    refer = reference_logp(materials.policy, Sampling())
+    refer = reference_logp(materials.token_policy, Sampling())
 
     def step(state: TrainState, batch: tuple[Pairs, ...]) -> tuple[TrainState, Metrics]:
         return update(state, batch)
