@@ -22,6 +22,7 @@ from areno_fn.steps.token.experience import experience
 from areno_fn.steps.token.rollout import sampler
 from areno_fn.steps.token.score import act
 from areno_fn.testing.checkpoints import checkpoint_roundtrip
+from areno_fn.testing.donation import donation_agrees
 from areno_fn.testing.flow import trajectory_matches_training
 from areno_fn.testing.invariance import accumulation_invariant, exact_under_split, permutation_invariant
 from areno_fn.testing.isos import iso_roundtrip
@@ -37,6 +38,7 @@ __all__ = [
     "Run",
     "accumulation_invariant",
     "checkpoint_roundtrip",
+    "donation_agrees",
     "exact_under_split",
     "gradient",
     "iso_roundtrip",

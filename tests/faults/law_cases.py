@@ -246,6 +246,51 @@ STEP_FAULTS = (
 )
 
 
+_GIVING = train_step(pipeline(score(POLICY, Sampling()), cross_entropy()), _OPTIMIZER, donate=True)
+
+
+def giving_is_pure(step: Step) -> None:
+    began = state()
+    began = replace(began, snapshots={"reference": tree.map(torch.clone, began.params["actor"])})
+    laws.donation_agrees(_ACTOR, step, began, [(packed(),), (packed(), packed())])
+
+
+def planted_giving(fault: str | None) -> Step:
+    calls: list[int] = []
+
+    def step(value: TrainState, batches: Sequence[Any]) -> tuple[TrainState, dict[str, float]]:
+        calls.append(1)
+        if fault == "writes to its batch":
+            batches[0].weight.mul_(1.0).index_fill_(0, torch.zeros(1, dtype=torch.int64), 0.5)
+        if fault == "writes to a frozen role":
+            value.params["judge"].head.add_(1.0)
+        if fault == "writes to a snapshot":
+            value.snapshots["reference"].head.add_(1.0)
+        if fault == "leaves the old state readable":
+            return _ACTOR(value, batches)
+        after, metrics = _GIVING(value, batches)
+        if fault == "another number":
+            after.params["actor"].head.view(-1)[0] += 1e-3
+        if fault == "a second step on what the first was given" and len(calls) == 2:
+            after = replace(after, counters=replace(after.counters, optimizer_step=1))
+        if fault == "other metrics":
+            metrics = {**metrics, "train/loss": metrics["train/loss"] * 2}
+        return after, metrics
+
+    return step
+
+
+GIVING_FAULTS = (
+    "writes to its batch",
+    "writes to a frozen role",
+    "writes to a snapshot",
+    "leaves the old state readable",
+    "another number",
+    "a second step on what the first was given",
+    "other metrics",
+)
+
+
 # ------------------------------------------------------------------------------------------------ roles
 
 _ROLES = RoleLayout(roles=(Role(name="actor"), Role(name="critic"), Role(name="judge", trainable=False)))
@@ -365,6 +410,7 @@ CASES: dict[str, Case] = {
         ),
     ),
     "step_is_pure": (step_keeps_to_itself, _ACTOR, planted_step, STEP_FAULTS),
+    "donation_agrees": (giving_is_pure, _GIVING, planted_giving, GIVING_FAULTS),
     "no_alias": (
         shares_nothing,
         state(),
