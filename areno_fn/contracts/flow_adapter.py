@@ -58,16 +58,22 @@ class NoiseLevels:
     """How a pipeline spaces the noise levels of its steps, at one size.
 
     Attributes:
-        shift: of the even grid, applied once.
+        shift: of the even grid, applied once; that of `shift_of` where the number of steps counts.
+        growth: what the shift is multiplied by for every step that is made.
         lowest: where the even grid ends before it is shifted; None: at 1 / steps.
         terminal: the last level before 0, to which the grid is stretched; None leaves it.
         solver: the method.
     """
 
     shift: float = 1.0
+    growth: float = 1.0
     lowest: float | None = None
     terminal: float | None = None
     solver: Solver = "euler"
+
+    def shift_of(self, steps: int) -> float:
+        """The shift of a schedule of so many steps."""
+        return float(self.shift * self.growth**steps)
 
 
 EVEN = NoiseLevels()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import attrs
@@ -107,8 +108,8 @@ class PipelineIOContract:
             strange = [name for name in names if name not in declared]
             if strange:
                 raise SpecError(f"{self.family}: the {part} needs {strange[0]!r}, which is no declared component")
-        if sum(one.trained for one in self.components) != 1:
-            raise SpecError(f"{self.family}: exactly one component is trained")
+        if not any(one.trained for one in self.components):
+            raise SpecError(f"{self.family}: at least one component is trained")
         if (self.guidance in ("embedded", "both")) != (self.guidance_default > 0):
             raise SpecError(f"{self.family}: a scale of guidance is given where it is embedded, and nowhere else")
 
@@ -135,6 +136,19 @@ class PipelineIOContract:
             problem = _other_size(request, size)
         if problem is not None:
             raise DataError(f"{where}: {self.family} does not take this row, {problem}")
+
+    def admit_together(self, requests: Sequence[Request], where: str) -> None:
+        """Refuses requests whose conditions cannot stand in one batch, because some are given more media than others.
+
+        Raises:
+            DataError: names the clause, and two of the counts; `where` the requests stand.
+        """
+        counts = sorted({tuple(one.type for one in request.media) for request in requests}, key=len)
+        if len(counts) > 1:
+            raise DataError(
+                f"{where}: {self.family} takes rows with as many media each, batching: it is {self.batching!r}, "
+                f"received rows with {len(counts[0])} and with {len(counts[-1])}"
+            )
 
     def admit_size(self, size: Size) -> None:
         """Refuses a size that cannot be made.

@@ -62,8 +62,8 @@ class PromptedPictures:
             return Encoded(prompts=self.encode_prompts(rows, None))
         read = preference if isinstance(spec.algorithm, FlowDPO) else demonstration
         found = tuple(read(row, place, self._types) for place, row in enumerate(rows))
-        for example, row in zip(found, rows, strict=True):
-            self.adapter.contract.admit(example.request, row.where, self.adapter.size)
+        self._admit([example.request for example in found], rows)
+        for example in found:
             self._require_size(example)
         return Encoded(examples=found)
 
@@ -71,9 +71,14 @@ class PromptedPictures:
         """What rows ask for."""
         del spec
         found = tuple(request_of(row) for row in rows)
-        for request, row in zip(found, rows, strict=True):
-            self.adapter.contract.admit(request, row.where, self.adapter.size)
+        self._admit(found, rows)
         return found
+
+    def _admit(self, requests: Sequence[Request], rows: Sequence[Row]) -> None:
+        for request, row in zip(requests, rows, strict=True):
+            self.adapter.contract.admit(request, row.where, self.adapter.size)
+        if rows:
+            self.adapter.contract.admit_together(requests, rows[-1].where)
 
     def require_judged(
         self, rewards: Sequence[Reward], rows: Sequence[Row], prompts: Sequence[Request], spec: Any

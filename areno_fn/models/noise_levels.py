@@ -1,4 +1,4 @@
-"""How the flow-match Euler scheduler of a pipeline spaces noise levels, read strictly from its configuration."""
+"""How the scheduler of a pipeline spaces noise levels, read strictly from its configuration."""
 
 from __future__ import annotations
 
@@ -49,3 +49,47 @@ def euler_levels(
     if dynamic:
         shift = math.exp(low + (high - low) / (long - short) * (tokens - short))
     return NoiseLevels(shift=shift, lowest=None if even else trained, terminal=terminal)
+
+
+def unipc_levels(config: Mapping[str, Any]) -> NoiseLevels:
+    """The levels of a UniPCMultistepScheduler of second order that predicts velocities, as Wan is sampled.
+
+    Args:
+        config: scheduler_config.json.
+
+    Raises:
+        ModelError: a field asks for what is not supported.
+    """
+    fields = Fields(config, "scheduler_config.json")
+    shift = fields.number("flow_shift", default=1.0, above=0)
+    for name, value in _UNIPC.items():
+        fields.expect(name, value)
+    fields.expect("num_train_timesteps", _TRAINED)
+    fields.skip(_NOT_READ)
+    fields.finish()
+    return NoiseLevels(shift=shift, solver="unipc")
+
+
+_UNIPC: dict[str, Any] = {
+    "_class_name": "UniPCMultistepScheduler",
+    "prediction_type": "flow_prediction",
+    "use_flow_sigmas": True,
+    "predict_x0": True,
+    "solver_order": 2,
+    "solver_type": "bh2",
+    "final_sigmas_type": "zero",
+    "lower_order_final": True,
+    "thresholding": False,
+    "use_karras_sigmas": False,
+    "use_exponential_sigmas": False,
+    "use_beta_sigmas": False,
+    "use_dynamic_shifting": False,
+    "rescale_betas_zero_snr": False,
+    "solver_p": None,
+    "shift_terminal": None,
+}
+_NOT_READ = (
+    "beta_start", "beta_end", "beta_schedule", "trained_betas", "dynamic_thresholding_ratio", "sample_max_value",
+    "disable_corrector", "timestep_spacing", "steps_offset", "time_shift_type", "sigma_min", "sigma_max",
+)  # fmt: skip
+"""Fields without a meaning where sigmas are those of flow matching; an empty `disable_corrector` disables nothing."""

@@ -15,7 +15,12 @@ from areno_fn.contracts.pipeline_io import PipelineIOContract
 from areno_fn.contracts.placement import Placement
 from areno_fn.models.flow_layouts import FLOW_LAYOUTS
 from areno_fn.models.flux import adapter as flux
+from areno_fn.models.flux2 import adapter as flux2
+from areno_fn.models.ltx2 import adapter as ltx2
+from areno_fn.models.qwen_image import adapter as qwen_image
 from areno_fn.models.sd3 import adapter as sd3
+from areno_fn.models.wan import adapter as wan
+from areno_fn.models.z_image import adapter as z_image
 
 
 @attrs.frozen(kw_only=True)
@@ -65,6 +70,22 @@ PIPELINES: dict[str, PipelineFamily] = {
     "sd3": PipelineFamily(
         name="sd3", pipelines=("StableDiffusion3Pipeline",), contract=sd3.contract, adapter=sd3.adapter
     ),
+    "flux2": PipelineFamily(
+        name="flux2", pipelines=("Flux2Pipeline", "Flux2KleinPipeline"), contract=flux2.contract, adapter=flux2.adapter
+    ),
+    "qwen_image": PipelineFamily(
+        name="qwen_image",
+        pipelines=tuple(qwen_image.EDITIONS),
+        contract=qwen_image.contract,
+        adapter=qwen_image.adapter,
+    ),
+    "z_image": PipelineFamily(
+        name="z_image", pipelines=("ZImagePipeline",), contract=z_image.contract, adapter=z_image.adapter
+    ),
+    "wan": PipelineFamily(
+        name="wan", pipelines=("WanPipeline", wan.WITH_PICTURE), contract=wan.contract, adapter=wan.adapter
+    ),
+    "ltx2": PipelineFamily(name="ltx2", pipelines=("LTX2Pipeline",), contract=ltx2.contract, adapter=ltx2.adapter),
 }
 
 

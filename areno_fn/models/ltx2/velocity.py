@@ -62,7 +62,7 @@ def velocity(
         forward: the transformer, its parameters filled in.
         state: flat latents.
         timestep: float32 [B], 1000 times the noise level.
-        condition: "text" [B, L, D] and "audio_text" [B, L, E], as the connectors gave them, and their "mask" [B, L].
+        condition: "text" [B, L, D] and "audio_text" [B, L, E], as the connectors gave them, and "words" [B, L], which of them are.
         streams: what is in a latent.
         rate: frames a second.
         cross_timestep: attention between the streams is modulated by the level of the other one (LTX-2.3), not by its own.
@@ -76,8 +76,8 @@ def velocity(
         audio_encoder_hidden_states=condition["audio_text"].to(state.dtype),
         timestep=timestep,
         sigma=timestep,
-        encoder_attention_mask=condition["mask"],
-        audio_encoder_attention_mask=condition["mask"],
+        encoder_attention_mask=condition["words"],
+        audio_encoder_attention_mask=condition["words"],
         num_frames=frames,
         height=height,
         width=width,

@@ -25,8 +25,8 @@ def velocity(
         forward: the transformer, its parameters filled in.
         state: tokens of pictures, N = rows times columns.
         timestep: float32 [B], 1000 times the noise level.
-        condition: "text" [B, L, D], "mask" [B, L], nonzero at its words, and perhaps "images", a tuple of normalised
-            latents [B, c, h, w], in which a token is a patch.
+        condition: "text" [B, L, D], "words" [B, L], nonzero where one of it is read, and perhaps "images", a tuple of
+            normalised latents [B, c, h, w], in which a token is a patch.
         grid: rows and columns of tokens.
         side: of a patch.
     """
@@ -37,7 +37,7 @@ def velocity(
         hidden_states=tokens,
         timestep=timestep / 1000,
         encoder_hidden_states=condition["text"].to(state.dtype),
-        encoder_hidden_states_mask=condition["mask"],
+        encoder_hidden_states_mask=condition["words"],
         img_shapes=[shapes] * state.shape[0],
         return_dict=False,
     )

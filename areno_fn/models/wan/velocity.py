@@ -16,8 +16,12 @@ def velocity(
     *,
     patch: tuple[int, int, int],
     times_of_patches: bool = False,
+    pairs: bool = False,
 ) -> torch.Tensor:
     """The velocity [B, C, F, H, W] of states [B, C, F, H, W], which the transformer predicts as it is.
+
+    A clean first frame takes the place of the state's, whose own velocity points away from it: however it is sampled, it
+    ends there, and no parameter has a say in it.
 
     Args:
         forward: the transformer, its parameters filled in.
@@ -27,6 +31,7 @@ def velocity(
             [B, C, 1, H, W], a clean first frame in the place of the state's; "features" [B, P, E] of an image.
         patch: frames, rows and columns of a patch.
         times_of_patches: every patch is told its own time, 0 where the frame is a clean one (Wan 2.2 5B).
+        pairs: the features are of two images, each with positions of its own.
     """
     given, time = state, timestep
     if "first" in condition:
@@ -36,14 +41,20 @@ def velocity(
     if times_of_patches:
         time = _times(timestep, state, patch, clean="first" in condition)
     features = condition.get("features")
+    if features is not None:
+        features = features.to(state.dtype)
+        features = features.unflatten(1, (2, -1)).flatten(0, 1) if pairs else features
     (answer,) = forward(
         hidden_states=given,
         timestep=time,
         encoder_hidden_states=condition["text"].to(state.dtype),
-        encoder_hidden_states_image=None if features is None else features.to(state.dtype),
+        encoder_hidden_states_image=features,
         return_dict=False,
     )
-    return answer
+    if "first" not in condition:
+        return answer
+    away = (state[:, :, :1] - condition["first"]) / (timestep / 1000)[:, None, None, None, None]
+    return torch.cat([away.to(answer.dtype), answer[:, :, 1:]], 2)
 
 
 def by_level(

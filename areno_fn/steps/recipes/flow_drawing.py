@@ -22,8 +22,8 @@ def schedule_of(spec: Levels, own: NoiseLevels = EVEN) -> Schedule:
     """The noise levels that a specification draws through: those of the model's `own` scheduler, or with another shift."""
     levels = NoiseLevels(shift=spec.shift) if spec.shift else own
     if isinstance(spec, Denoising) and spec.solver == "unipc":
-        return unipc_schedule(spec.steps, shift=levels.shift)
-    return flow_match(spec.steps, shift=levels.shift, lowest=levels.lowest, terminal=levels.terminal)
+        return unipc_schedule(spec.steps, shift=levels.shift_of(spec.steps))
+    return flow_match(spec.steps, shift=levels.shift_of(spec.steps), lowest=levels.lowest, terminal=levels.terminal)
 
 
 def process_of(spec: Levels) -> Process:
