@@ -380,7 +380,7 @@ class EMA(Spec, frozen=True, kw_only=True):
     export: bool = True
 
 
-Snapshot = Literal["reference", "ema", "old", "sampler"]
+Snapshot = Literal["reference", "ema", "old", "sampler", "slow"]
 
 
 class Phase(Spec, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from areno_fn.contracts.spec_flow import Denoising, FlowGrouped
 
 
 class Forgetting(Spec, frozen=True, kw_only=True):
-    """How a copy of the actor follows it, s <- d s + (1 - d) p: as it is for `flat` optimizer steps of the phase, then by d.
+    """How a copy of a role follows it, s <- d s + (1 - d) p: as it is for `flat` optimizer steps of the phase, then by d.
 
     d = min(cap, start + rate (step - flat)).
     """

@@ -9,6 +9,7 @@ from msgspec import Meta, field
 from areno_fn.contracts.execution import GENERATION_NONE, GENERATION_REWARD, ExecutionContract
 from areno_fn.contracts.spec_base import Positive, Rate, Spec, Unit
 from areno_fn.contracts.spec_flow import Levels, Times
+from areno_fn.contracts.spec_flow_noised import Forgetting
 
 
 class FewSteps(Levels, frozen=True, kw_only=True):
@@ -82,7 +83,7 @@ class FlowTDMR1(FlowMatchedAlong, frozen=True, kw_only=True, tag="flow_tdm_r1", 
     preferred, and the generator follows it.
 
     Of the reward's direction the teacher's guidance has the share `mixture`, scaled by `guidance_reward`, and the
-    surrogate the rest. The surrogate is held to its own slow average, whose decay rises by `slow_rise` an update up to `slow_cap`.
+    surrogate the rest. The surrogate is held to its own average, which follows it by `slow`, counted in its updates.
     """
 
     execution: ClassVar[ExecutionContract] = GENERATION_REWARD
@@ -99,8 +100,7 @@ class FlowTDMR1(FlowMatchedAlong, frozen=True, kw_only=True, tag="flow_tdm_r1", 
     trust: Rate = 1e-3
     runaway: Rate = 0.05
     anchor: Rate = 1e-3
-    slow_cap: Unit = 0.3
-    slow_rise: Rate = 1e-3
+    slow: Forgetting = field(default_factory=lambda: Forgetting(start=1e-3, rate=1e-3, cap=0.3))
 
 
 class FlowDistill(FlowTaught, frozen=True, kw_only=True, tag="flow_distill", tag_field="kind"):

@@ -20,6 +20,7 @@ from areno_fn.contracts.spec import (
     FlowGrouped,
     FlowReferred,
     FlowTaught,
+    FlowTDMR1,
     Grouped,
     Lora,
     OptimizerSpec,
@@ -176,7 +177,8 @@ def snapshots_of(phase: Phase) -> list[str]:
     if isinstance(algorithm, FlowTaught):
         compared = not algorithm.teacher
     copies = copies_of(algorithm) if isinstance(algorithm, FlowGrouped) else {}
-    return ["reference"] * compared + ["ema"] * (phase.ema is not None) + [*copies]
+    slow = ["slow"] * isinstance(algorithm, FlowTDMR1)
+    return ["reference"] * compared + ["ema"] * (phase.ema is not None) + [*copies, *slow]
 
 
 def _snapshots(spec: RunSpec, phase: Phase, where: str) -> Iterator[str]:

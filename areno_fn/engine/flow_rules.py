@@ -18,6 +18,7 @@ from areno_fn.contracts.spec import (
     FlowTaught,
     FlowTDMR1,
     FlowWhole,
+    Forgetting,
     HFModel,
     Levels,
     Lora,
@@ -38,6 +39,8 @@ def flow_problems(spec: RunSpec, phase: Phase, algorithm: FlowReferred) -> Itera
         return
     yield from _groups(phase, algorithm, where)
     yield from _average(phase, algorithm, where)
+    for name, copy in copies_of(algorithm).items():
+        yield from forgetting_problems(copy, f"{where}.{name}")
     if isinstance(algorithm, FlowCoupled):
         yield from _noisy(algorithm.denoising, f"{where}.denoising")
         if not algorithm.kl_coef and algorithm.kl_space != FlowCoupled().kl_space:
@@ -108,6 +111,15 @@ def _micro_rows(phase: Phase, algorithm: FlowReferred) -> Iterator[str]:
         least, what = algorithm.samples, f"the {algorithm.samples} samples of a group"
     if 0 < most < least:
         yield f"phases.{phase.name}.batch.micro_rows: {what} are compared in one micro-batch; use at least {least}, or 0"
+
+
+def forgetting_problems(copy: Forgetting, where: str) -> Iterator[str]:
+    """What cannot be meant of how a copy follows its role."""
+    if copy.start > copy.cap:
+        yield (
+            f"{where}.start: a share that begins at {copy.start:g} is above its largest, cap = {copy.cap:g}; lower it, or raise "
+            f"cap"
+        )
 
 
 def comparison_problems(algorithm: FlowGrouped | FlowTDMR1, where: str) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from areno_fn.contracts.spec import FlowDistill, FlowMatched, FlowTaught, FlowTDMR1, Phase
-from areno_fn.engine.flow_rules import comparison_problems
+from areno_fn.engine.flow_rules import comparison_problems, forgetting_problems
 
 
 def taught_problems(phase: Phase, algorithm: FlowTaught) -> Iterator[str]:
@@ -21,6 +21,7 @@ def taught_problems(phase: Phase, algorithm: FlowTaught) -> Iterator[str]:
 
 def _rewarded(phase: Phase, algorithm: FlowTDMR1, where: str) -> Iterator[str]:
     yield from comparison_problems(algorithm, where)
+    yield from forgetting_problems(algorithm.slow, f"{where}.slow")
     if 0 < phase.batch.micro_rows < algorithm.samples:
         yield (
             f"phases.{phase.name}.batch.micro_rows: the {algorithm.samples} samples of a group are compared in one micro-batch; "

@@ -205,6 +205,19 @@ def test_a_phase_of_other_roles_can_be_added_to_a_run(whole: Path, spec: Path, t
             "teacher_guidance, or remove this",
         ),
         (
+            {"phases__r1__algorithm__slow": {"start": 0.6}},
+            "phases.r1.algorithm.slow.start: a share that begins at 0.6 is above its largest, cap = 0.5; lower it, or raise cap",
+        ),
+        (
+            {"phases__r1__algorithm__combine": "each", "phases__r1__algorithm__scale": "none"},
+            "phases.r1.algorithm.scale: with combine = 'each' rewards are compared within groups and scaled over the batch; "
+            "remove this",
+        ),
+        (
+            {"phases__r1__batch__micro_rows": 2},
+            "phases.r1.batch.micro_rows: the 3 samples of a group are compared in one micro-batch; use at least 3, or 0",
+        ),
+        (
             {"phases__dmd2__algorithm__low": 0.99},
             "phases.dmd2.algorithm.low: levels are drawn from 0.99 to 0.98, which are none; lower it",
         ),

@@ -36,7 +36,7 @@ SPEC = (
         f'kind = "flow_tdm_r1", samples = 3, teacher_guidance = 2.0, {_GENERATOR}',
         "fake",
         "surrogate",
-        more=_REWARD + '\noffload = ["reference"]',
+        more=_REWARD + '\noffload = ["reference", "slow"]',
     )
     + _phase("opd", 'kind = "flow_distill", teacher_guidance = 2.0, denoising = { steps = 2 }')
     + FLOW[FLOW.index("[evaluation]") :].replace("every = 2", "every = 1")

@@ -24,6 +24,7 @@ from areno_fn.contracts.spec import (
     FlowTaught,
     FlowTDM,
     FlowTDMR1,
+    Forgetting,
     SGDSpec,
     StudentDenoising,
 )
@@ -42,12 +43,16 @@ STILL = optimizer_from(
 
 
 def made(
-    spec: FlowTaught, movers: Mapping[str, Any] | None = None, teacher: Any = None, losses: Any = None
+    spec: FlowTaught,
+    movers: Mapping[str, Any] | None = None,
+    teacher: Any = None,
+    losses: Any = None,
+    **materials: Any,
 ) -> tuple[Algorithm, af.TrainState]:
     """An algorithm, and the state that a phase of it begins with."""
     moved = {role: (movers or {}).get(role) or af.sgd(MOVED, 10) for role in spec.roles}
-    materials = Materials(policy=POLICY, optimizers=moved, teacher_policy=None if teacher is None else teacher[0])
-    algorithm = build(spec, materials, losses)
+    own = None if teacher is None else teacher[0]
+    algorithm = build(spec, Materials(policy=POLICY, optimizers=moved, teacher_policy=own, **materials), losses)
     params = {"actor": start()} | ({} if teacher is None else {"teacher": teacher[1]})
     state = af.TrainState(params=params, optim={}, snapshots={}, counters=af.Counters(), key=KEY, cursor=af.Cursor())
     return algorithm, algorithm.begin(state)
@@ -105,6 +110,29 @@ def test_a_phase_begins_with_another_copy_and_fresh_moments() -> None:
     assert tree.equal(again.params["fake"], after.params["actor"])
     assert tree.equal(again.optim["fake"], adam["fake"].init(after.params["actor"]))
     assert tree.equal(again.snapshots["reference"], after.params["actor"])
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        FlowDMD2(samples=2, fake_updates=1),
+        FlowTDM(samples=2, fake_updates=1),
+        FlowTDMR1(samples=2, fake_updates=1, teacher_guidance=2.0),
+        FlowDistill(samples=2, teacher_guidance=2.0, denoising=StudentDenoising(steps=2)),
+    ],
+)
+def test_micro_batches_change_no_update(spec: FlowTaught) -> None:
+    """Of 2 latents, of which 4 are drawn more: groups of 2 stay whole."""
+    found = []
+    for most in (0, 2):
+        algorithm, state = made(spec, micro_rows=most)
+        batch = drawn(algorithm, state)
+        after, metrics = algorithm.step(state, worth(batch) if isinstance(spec, FlowTDMR1) else batch)
+        found.append((after.params, metrics))
+    for role in spec.roles:
+        close(found[1][0][role], found[0][0][role])
+    for name, value in found[0][1].items():
+        assert found[1][1][name] == pytest.approx(value, rel=1e-3, abs=1e-6), name
 
 
 # ------------------------------------------------------------------------------------------ DMD2 and TDM
@@ -285,7 +313,7 @@ def test_the_first_update_of_a_surrogate_by_autograd() -> None:
 
 def test_the_surrogate_is_followed_by_an_average_whose_decay_rises() -> None:
     """Decays .2 and .3, the cap: s1 = .2 p0 + .8 p1, s2 = .3 s1 + .7 p2."""
-    algorithm, state = made(FlowTDMR1(samples=2, fake_updates=1, slow_rise=0.2, slow_cap=0.3))
+    algorithm, state = made(FlowTDMR1(samples=2, fake_updates=1, slow=Forgetting(start=0.2, rate=0.2, cap=0.3)))
     passed = [state]
     for _ in range(2):
         state, _ = algorithm.step(passed[-1], worth(drawn(algorithm, passed[-1])))

@@ -246,7 +246,7 @@ MEANINGS: dict[str, dict[str, str]] = {
     },
     "Forgetting": {
         "start": "share of the copy that stays when the ramp begins",
-        "flat": "optimizer steps of the phase for which the copy is the actor",
+        "flat": "optimizer steps of the phase for which the copy is what it follows",
         "rate": "what an optimizer step adds to that share",
         "cap": "and its largest",
     },
@@ -271,8 +271,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "trust": "how far the surrogate may leave its slow average for a picture; 0: no bound",
         "runaway": "squared distance from the teacher above which a picture is learned no further; 0: no bound",
         "anchor": "weight of the surrogate's squared distance from the teacher",
-        "slow_cap": "largest decay of the surrogate's slow average",
-        "slow_rise": "by which that decay rises an update",
+        "slow": "how the surrogate's own average follows it",
     },
     "FlowDistill": {
         **_FLOW_TAUGHT,

@@ -27,7 +27,7 @@ ACTOR = "actor"
 CRITIC = "critic"
 REFERENCE = "reference"
 SHELVES: Mapping[str, Shelf] = MappingProxyType(
-    {REFERENCE: Shelf(put=snapshot), AVERAGE: Shelf(), "old": Shelf(), "sampler": Shelf()}
+    {REFERENCE: Shelf(put=snapshot), AVERAGE: Shelf(), "old": Shelf(), "sampler": Shelf(), "slow": Shelf()}
 )
 """Snapshots that lie beside the parameters."""
 

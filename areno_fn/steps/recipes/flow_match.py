@@ -11,9 +11,10 @@ from areno_fn.contracts.flow_batch import JudgedTrajectory
 from areno_fn.contracts.flow_match import Judges, Replay
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.record import replace
-from areno_fn.contracts.spec import FlowDMD2, FlowMatched, FlowMatchedAlong, FlowTDM, FlowTDMR1
+from areno_fn.contracts.spec import FlowDMD2, FlowMatched, FlowMatchedAlong, FlowTDM, FlowTDMR1, Forgetting
 from areno_fn.contracts.state import TrainState
 from areno_fn.steps.compose import Objective, pipeline, train_step
+from areno_fn.steps.flow.decay import ramped_decay
 from areno_fn.steps.flow.match import followed, match
 from areno_fn.steps.flow.objectives.distribution import dmd2, rewarded_matching, trajectory_matching
 from areno_fn.steps.flow.objectives.matching import velocity_matching
@@ -40,7 +41,7 @@ from areno_fn.steps.recipes.flow_taught import (
 from areno_fn.steps.recipes.sampled import iterated
 from areno_fn.steps.token.report import describe_rewards
 from areno_fn.steps.turns import Turn, in_turns
-from areno_fn.steps.variants import ema_begin, ema_params, ema_update
+from areno_fn.steps.variants import Shelf, ema_begin, ema_params, ema_update
 
 SLOW = "slow"
 """The snapshot that holds the slow average of the surrogate."""
@@ -104,7 +105,8 @@ def flow_tdm_r1(spec: FlowTDMR1, materials: Materials, losses: Mapping[str, Stag
 
     def begin(state: TrainState) -> TrainState:
         state = ready(state)
-        return replace(state, snapshots={**state.snapshots, SLOW: ema_begin(_surrogate_in_full(state))})
+        slow = materials.shelves[SLOW].put(ema_begin(_surrogate_in_full(state)))
+        return replace(state, snapshots={**state.snapshots, SLOW: slow})
 
     return Algorithm(begin=begin, sample=algorithm.sample, step=algorithm.step)
 
@@ -188,7 +190,7 @@ def _surrogate(spec: FlowTDMR1, materials: Materials, losses: Mapping[str, Stage
 
     def update(state: TrainState, batch: JudgedTrajectory) -> tuple[TrainState, Metrics]:
         drawn, advantages = batch.rollout, advantages_of(spec, batch)
-        slow = ema_params(state.snapshots[SLOW], state.params[SURROGATE])
+        slow = ema_params(materials.shelves[SLOW].take(state.snapshots[SLOW]), state.params[SURROGATE])
         old = view({**state.params, ACTOR: slow})
         teacher = teacher_of(spec, state, materials)
         noised = carried(drawn, _key(state, SURROGATE), times, shared=drawn.groups, advantage=advantages)
@@ -197,16 +199,16 @@ def _surrogate(spec: FlowTDMR1, materials: Materials, losses: Mapping[str, Stage
             for one in split(noised, drawn.groups, materials.micro_rows)
         ]
         state, metrics = learn(state, micro)
-        return _slower(spec, state), metrics
+        return _slower(spec.slow, state, materials.shelves[SLOW]), metrics
 
     return reported_as(SURROGATE, update)
 
 
-def _slower(spec: FlowTDMR1, state: TrainState) -> TrainState:
-    """The state with the surrogate's slow average one update further."""
+def _slower(spec: Forgetting, state: TrainState, shelf: Shelf) -> TrainState:
+    """The state with the surrogate's average one update further."""
     made = int(state.controls[SLOW_UPDATES])
-    decay = min(spec.slow_cap, spec.slow_rise * (1 + made))
-    slow = ema_update(state.snapshots[SLOW], _surrogate_in_full(state), decay)
+    decay = ramped_decay(made, start=spec.start, flat=spec.flat, rate=spec.rate, cap=spec.cap)
+    slow = shelf.put(ema_update(shelf.take(state.snapshots[SLOW]), _surrogate_in_full(state), decay))
     return replace(
         state, snapshots={**state.snapshots, SLOW: slow}, controls={**state.controls, SLOW_UPDATES: made + 1}
     )
