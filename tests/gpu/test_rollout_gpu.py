@@ -14,7 +14,9 @@ from areno_fn import tree
 from areno_fn.contracts.batch import Prompts, Rollout
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.spec import Sampling
+from areno_fn.kernels import norm_rotary
 from areno_fn.kernels.law import Case
+from areno_fn.kernels.norm_rotary_pages import norm_rotary_pages
 from areno_fn.kernels.paged_attention import cases as attention_cases
 from areno_fn.kernels.paged_attention import paged_attention, write_pages
 from areno_fn.kernels.sample import cases as sample_cases
@@ -81,6 +83,26 @@ def test_keys_and_values_are_written_to_their_places() -> None:
         flat = written.flatten(0, 1)
         assert torch.equal(flat[places], source)
         assert int((flat == 9.0).flatten(1).all(1).sum()) == 1280 - 300
+
+
+def test_a_decoding_step_rotates_and_writes_as_the_two_steps_do() -> None:
+    source = torch.Generator(DEVICE).manual_seed(2)
+    for heads, shared, size in ((16, 8, 128), (9, 3, 64)):
+        qkv = torch.randn(70, heads + 2 * shared, size, device=DEVICE, generator=source).bfloat16()
+        weights = [torch.randn(size, device=DEVICE, generator=source).bfloat16() for _ in range(2)]
+        angle = torch.randn(70, size // 2, device=DEVICE, generator=source)
+        cos, sin = angle.cos().bfloat16(), angle.sin().bfloat16()
+        places = 1 + torch.randperm(159, device=DEVICE, generator=source)[:70]
+        one, other = (
+            [torch.zeros(5, shared, 32, size, device=DEVICE, dtype=torch.bfloat16).transpose(1, 2) for _ in range(2)]
+            for _ in range(2)
+        )
+        got = norm_rotary_pages(qkv, *weights, cos, sin, heads, 1e-6, *one, places)
+        q, k = norm_rotary.forward(qkv, *weights, cos, sin, heads, 1e-6)
+        write_pages(k, qkv[:, -shared:], *other, places)
+        for x, want in zip((got, *one), (q, *other), strict=True):
+            assert (x.double() - want.double()).norm() <= 2**-8 * want.double().norm()
+        assert torch.equal(one[1], other[1])
 
 
 def draws(case: Case) -> None:
