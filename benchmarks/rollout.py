@@ -203,8 +203,8 @@ def _tune() -> None:
     attention, case = attention_cases.HOT[0], sample_cases.HOT[0]
     given, keywords = attention_cases.build(attention, torch.device("cuda"))
     _try(
-        "paged_attention.few",
-        {"STEPS": (2, 4, 8, 16), "WARPS": (1, 2, 4, 8)},
+        "paged_attention.triton",
+        {"PLACES": (16, 32), "STAGES": (3, 4, 5, 6)},
         lambda: paged_attention(*given, **keywords),
     )
     drawn, rules = sample_cases.build(case, torch.device("cuda"))

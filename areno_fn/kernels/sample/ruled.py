@@ -18,18 +18,33 @@ _DEEPER = tl.constexpr(0.7)  # how much less than its mass says a logit may be, 
 
 @triton.jit
 def _above(
-    ptr, size, stride, bound, peak, MASS: tl.constexpr,
+    ptr, size, stride, bound, step, peak, MASS: tl.constexpr,
     TEMPERATURE: tl.constexpr, WIDE: tl.constexpr, INT: tl.constexpr, BITS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """How many logits are at or above each of four bounds [4], or what they weigh relative to the largest."""
-    found = tl.zeros([4], dtype=WIDE)
+    """How many logits are at or above each of four bounds, `step` apart, or what they weigh relative to the largest."""
+    a = tl.zeros([COLUMNS], dtype=WIDE)
+    b = tl.zeros([COLUMNS], dtype=WIDE)
+    c = tl.zeros([COLUMNS], dtype=WIDE)
+    d = tl.zeros([COLUMNS], dtype=WIDE)
     for start in range(0, size, COLUMNS):
         column = start + tl.arange(0, COLUMNS).to(tl.int64)
         x = scaled(ptr, column, size, stride, TEMPERATURE, WIDE)
-        inside = (column < size)[:, None] & (ordered(x, INT, BITS)[:, None] >= bound[None, :])
+        order = ordered(x, INT, BITS)
         weight = tl.exp(x - peak) if MASS else tl.full([COLUMNS], 1.0, dtype=WIDE)
-        found += tl.sum(tl.where(inside, weight[:, None], 0.0), axis=0)
-    return found
+        weight = tl.where(column < size, weight, 0.0)
+        a += tl.where(order >= bound, weight, 0.0)
+        b += tl.where(order >= bound + step, weight, 0.0)
+        c += tl.where(order >= bound + 2 * step, weight, 0.0)
+        d += tl.where(order >= bound + 3 * step, weight, 0.0)
+    return tl.sum(a, axis=0), tl.sum(b, axis=0), tl.sum(c, axis=0), tl.sum(d, axis=0)
+
+
+@triton.jit
+def _nearer(low, high, bound, found, target):
+    """An interval with one bound less in it, if the bound lies in it."""
+    inside = bound < high
+    enough = found >= target
+    return tl.where(inside & enough, bound, low), tl.where(inside & (enough == 0), bound, high)
 
 
 @triton.jit
@@ -38,21 +53,15 @@ def _bound(
     TEMPERATURE: tl.constexpr, WIDE: tl.constexpr, INT: tl.constexpr, BITS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """The largest bound in [low, high) that has at least the target at or above it; `low` has."""
-    index = tl.arange(0, 4).to(INT)
     while low < high - 1:
         step = tl.maximum(high // 5 - low // 5, 1)  # orders lie further apart than their integers can tell
-        bound = low + (index + 1) * step
-        found = _above(ptr, size, stride, bound, peak, MASS, TEMPERATURE, WIDE, INT, BITS, COLUMNS)
-        enough = (found >= target) & (bound < high)
-        low = tl.max(tl.where(enough, bound, low), axis=0)
-        high = tl.min(tl.where(enough | (bound > high), high, bound), axis=0)
+        first = low + step
+        a, b, c, d = _above(ptr, size, stride, first, step, peak, MASS, TEMPERATURE, WIDE, INT, BITS, COLUMNS)
+        low, high = _nearer(low, high, first, a, target)
+        low, high = _nearer(low, high, first + step, b, target)
+        low, high = _nearer(low, high, first + 2 * step, c, target)
+        low, high = _nearer(low, high, first + 3 * step, d, target)
     return low
-
-
-@triton.jit
-def _one(found, which: tl.constexpr):
-    """One number of four."""
-    return tl.sum(tl.where(tl.arange(0, 4) == which, found, 0.0), axis=0)
 
 
 @triton.jit
@@ -70,7 +79,6 @@ def _left(
         mass: of the whole row.
     """
     top = ordered(peak, INT, BITS)
-    pair = tl.arange(0, 4).to(INT)  # a bound, and the next one
     # what stays: everything above `last`, and the first `ties` of those that are equal to it
     last = lowest
     ties = size
@@ -79,31 +87,31 @@ def _left(
         last = _bound(
             ptr, size, stride, lowest, top + 1, top_k.to(WIDE), shift, False, TEMPERATURE, WIDE, INT, BITS, COLUMNS
         )  # fmt: skip
-        found = _above(ptr, size, stride, last + pair, shift, False, TEMPERATURE, WIDE, INT, BITS, COLUMNS)
-        ties = top_k - _one(found, 1).to(tl.int64)
+        _, above, _, _ = _above(ptr, size, stride, last, 1, shift, False, TEMPERATURE, WIDE, INT, BITS, COLUMNS)
+        ties = top_k - above.to(tl.int64)
         kept = top_k
     if TOP_P < 1.0:
         deepest = last
         if HAS_K:
-            found = _above(ptr, size, stride, last + pair, shift, True, TEMPERATURE, WIDE, INT, BITS, COLUMNS)
-            mass = _one(found, 1) + ties.to(WIDE) * tl.exp(number(last, WIDE, INT, BITS) - shift)
+            _, above, _, _ = _above(ptr, size, stride, last, 1, shift, True, TEMPERATURE, WIDE, INT, BITS, COLUMNS)
+            mass = above + ties.to(WIDE) * tl.exp(number(last, WIDE, INT, BITS) - shift)
         target = mass * TOP_P
         last = _bound(ptr, size, stride, last, top + 1, target, shift, True, TEMPERATURE, WIDE, INT, BITS, COLUMNS)
-        weighed = _above(ptr, size, stride, last + pair, shift, True, TEMPERATURE, WIDE, INT, BITS, COLUMNS)
-        counted = _above(ptr, size, stride, last + pair, shift, False, TEMPERATURE, WIDE, INT, BITS, COLUMNS)
-        above = _one(counted, 1).to(tl.int64)
-        equal = _one(counted, 0).to(tl.int64) - above
+        _, weighed, _, _ = _above(ptr, size, stride, last, 1, shift, True, TEMPERATURE, WIDE, INT, BITS, COLUMNS)
+        here, there, _, _ = _above(ptr, size, stride, last, 1, shift, False, TEMPERATURE, WIDE, INT, BITS, COLUMNS)
+        count = there.to(tl.int64)
+        equal = here.to(tl.int64) - count
         equal = tl.where(last == deepest, tl.minimum(equal, ties), equal)
-        here = tl.exp(number(last, WIDE, INT, BITS) - shift)
-        some = tl.ceil((target - _one(weighed, 1)) / tl.where(here > 0, here, 1.0))
-        some = tl.where(here > 0, tl.minimum(tl.maximum(some, 1.0), equal.to(WIDE)), equal.to(WIDE))
+        each = tl.exp(number(last, WIDE, INT, BITS) - shift)
+        some = tl.ceil((target - weighed) / tl.where(each > 0, each, 1.0))
+        some = tl.where(each > 0, tl.minimum(tl.maximum(some, 1.0), equal.to(WIDE)), equal.to(WIDE))
         ties = some.to(tl.int64)
-        kept = above + ties
+        kept = count + ties
     if HAS_MIN:
         least = ordered(peak + LOG_MIN, INT, BITS)
-        found = _above(ptr, size, stride, least + pair, shift, False, TEMPERATURE, WIDE, INT, BITS, COLUMNS)
+        found, _, _, _ = _above(ptr, size, stride, least, 1, shift, False, TEMPERATURE, WIDE, INT, BITS, COLUMNS)
         higher = least > last
-        kept = tl.where(higher, _one(found, 0).to(tl.int64), kept)
+        kept = tl.where(higher, found.to(tl.int64), kept)
         ties = tl.where(higher, size, ties)
         last = tl.maximum(least, last)
 
