@@ -60,26 +60,46 @@ def _kernel(
     head = tl.program_id(1) * TAKEN
     row = tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, COLUMNS)
-    within = column < half
-    inside = (row < TAKEN) & within[None, :]
+    inside = (row < TAKEN) & (column < half)[None, :]
     x_at = x_ptr + token * x_n + (head + row) * x_h + (column * x_d)[None, :]
     first = tl.load(x_at, mask=inside, other=0.0)
     second = tl.load(x_at + half * x_d, mask=inside, other=0.0)
     place = tl.load(place_ptr + token * place_n)
     page, slot = place // page_size, place % page_size
     if head < H + K:
-        cos_at = cos_ptr + token * cos_n + column * cos_d
-        sin_at = sin_ptr + token * sin_n + column * sin_d
+        still = row * 0  # read once a head: laying out one row for all of them would make threads wait
+        cos_at = cos_ptr + token * cos_n + still + (column * cos_d)[None, :]
+        sin_at = sin_ptr + token * sin_n + still + (column * sin_d)[None, :]
         if head < H:
             first, second = _turned(
-                first, second, qw_ptr + column * qw_d, half * qw_d, cos_at, sin_at, within, half, EPS, NORMED, WIDE
+                first,
+                second,
+                qw_ptr + still + (column * qw_d)[None, :],
+                half * qw_d,
+                cos_at,
+                sin_at,
+                inside,
+                half,
+                EPS,
+                NORMED,
+                WIDE,
             )
             at = q_ptr + (token * H + head + row) * (2 * half) + column[None, :]
             tl.store(at, first, mask=inside)
             tl.store(at + half, second, mask=inside)
         else:
             first, second = _turned(
-                first, second, kw_ptr + column * kw_d, half * kw_d, cos_at, sin_at, within, half, EPS, NORMED, WIDE
+                first,
+                second,
+                kw_ptr + still + (column * kw_d)[None, :],
+                half * kw_d,
+                cos_at,
+                sin_at,
+                inside,
+                half,
+                EPS,
+                NORMED,
+                WIDE,
             )
             at = keys_ptr + page * keys_p + slot * keys_s + (head - H + row) * keys_h + (column * keys_d)[None, :]
             tl.store(at, first, mask=inside)
@@ -93,17 +113,17 @@ def _kernel(
 
 @triton.jit
 def _turned(
-    first, second, w_at, w_half, cos_at, sin_at, within, half, EPS: tl.constexpr, NORMED: tl.constexpr, WIDE: tl.constexpr
+    first, second, w_at, w_half, cos_at, sin_at, inside, half, EPS: tl.constexpr, NORMED: tl.constexpr, WIDE: tl.constexpr
 ):  # fmt: skip
     """Both halves of normalised and rotated heads."""
     NARROW: tl.constexpr = first.dtype
     first = first.to(WIDE)
     second = second.to(WIDE)
-    cos = tl.load(cos_at, mask=within, other=0.0).to(NARROW).to(WIDE)[None, :]
-    sin = tl.load(sin_at, mask=within, other=0.0).to(NARROW).to(WIDE)[None, :]
+    cos = tl.load(cos_at, mask=inside, other=0.0).to(NARROW).to(WIDE)
+    sin = tl.load(sin_at, mask=inside, other=0.0).to(NARROW).to(WIDE)
     if NORMED:
-        w_first = tl.load(w_at, mask=within, other=0.0).to(WIDE)[None, :]
-        w_second = tl.load(w_at + w_half, mask=within, other=0.0).to(WIDE)[None, :]
+        w_first = tl.load(w_at, mask=inside, other=0.0).to(WIDE)
+        w_second = tl.load(w_at + w_half, mask=inside, other=0.0).to(WIDE)
         square = tl.sum(first * first + second * second, axis=1)
         reciprocal = tl.rsqrt(square / (2 * half) + EPS)[:, None]
         first = ((first * reciprocal).to(NARROW).to(WIDE) * w_first).to(NARROW).to(WIDE)
