@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 from areno_fn.contracts.optim import Optimizer, Transform
 from areno_fn.contracts.spec import AdamWSpec
 from areno_fn.steps.optimizers.adam import scale_by_adam
-from areno_fn.steps.optimizers.decay import rule
-from areno_fn.steps.optimizers.fused import with_one_pass
+from areno_fn.steps.optimizers.decay import Mask, everything, rule
+from areno_fn.steps.optimizers.fused import Numbers, Setting, with_one_pass
 from areno_fn.steps.optimizers.groups import assembled, labels_of, settings
 from areno_fn.steps.optimizers.orthogonal import Placements
 from areno_fn.steps.schedules import learning_rate
@@ -20,7 +22,7 @@ def adamw(spec: AdamWSpec, total_steps: int, placements: Placements | None = Non
         p <- p - lr(step) u
 
     Equal to `torch.nn.utils.clip_grad_norm_` followed by `torch.optim.AdamW` with two parameter groups.
-    It reports grad_norm and lr. On a GPU, without groups, all of it is one pass over the leaves, in their own memory
+    It reports grad_norm and lr. On a GPU all of it is one pass over the leaves, of every group one, in their own memory
     where the state is donated.
 
     Args:
@@ -35,7 +37,11 @@ def adamw(spec: AdamWSpec, total_steps: int, placements: Placements | None = Non
 
     parts = settings("adamw", spec, spec.schedule, total_steps, direction, placements=placements)
     composed = assembled(spec.max_grad_norm, parts, labels_of(spec, placements), masters=masters)
-    if spec.groups:
-        return composed
-    schedule = learning_rate(spec.schedule, spec.lr, total_steps)
-    return with_one_pass(composed, spec, schedule, rule(spec.decay, placements))
+    numbers = Numbers(betas=spec.betas, eps=spec.eps, limit=spec.max_grad_norm or math.inf)
+
+    def setting(lr: float, weight_decay: float, mask: Mask) -> Setting:
+        return Setting(schedule=learning_rate(spec.schedule, lr, total_steps), weight_decay=weight_decay, mask=mask)
+
+    own = {"adamw": setting(spec.lr, spec.weight_decay, rule(spec.decay, placements))}
+    own |= {group.name: setting(group.lr, group.weight_decay, everything) for group in spec.groups}
+    return with_one_pass(composed, numbers, own)

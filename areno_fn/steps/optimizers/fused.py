@@ -3,58 +3,108 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import attrs
 import torch
 
 from areno_fn import tree
 from areno_fn.contracts.optim import Optimizer
-from areno_fn.contracts.spec import AdamWSpec
 from areno_fn.kernels.adamw import Factors, Updated, adamw_update, adamw_update_in_place
 from areno_fn.steps.optimizers.adam import ScaleByAdamState, bias
 from areno_fn.steps.optimizers.chain import reports
 from areno_fn.steps.optimizers.clip import ClipByGlobalNormState, clip_factor, global_norm
 from areno_fn.steps.optimizers.decay import Mask
 from areno_fn.steps.optimizers.master import MasterState
+from areno_fn.steps.optimizers.partition import PartitionState
 from areno_fn.steps.optimizers.rate import ScaleByLearningRateState
 
 Applied = tuple[Any, MasterState, dict[str, torch.Tensor]]
 
 
-def with_one_pass(
-    composed: Optimizer, spec: AdamWSpec, schedule: Callable[[torch.Tensor], torch.Tensor], mask: Mask
-) -> Optimizer:
+@attrs.frozen(kw_only=True)
+class Setting:
+    """What one group of parameters is moved with.
+
+    Attributes:
+        schedule: the rate as a function of the 1-based update.
+        weight_decay: of those that `mask` selects.
+        mask: which parameters decay.
+    """
+
+    schedule: Callable[[torch.Tensor], torch.Tensor]
+    weight_decay: float
+    mask: Mask
+
+    def decay(self, path: str, leaf: torch.Tensor) -> float:
+        """The decay of a parameter."""
+        return self.weight_decay if self.mask(path, leaf) else 0.0
+
+
+@attrs.frozen(kw_only=True)
+class Numbers:
+    """What all groups share.
+
+    Attributes:
+        betas: how much of either moment stays.
+        eps: added to the root.
+        limit: of the norm of the gradient; infinity does not clip.
+    """
+
+    betas: tuple[float, float]
+    eps: float
+    limit: float = math.inf
+
+
+def with_one_pass(composed: Optimizer, numbers: Numbers, settings: Mapping[str, Setting]) -> Optimizer:
     """The same optimizer, state for state and up to roundings, with `adamw_update` in the place of its transforms.
 
     Args:
-        composed: clip, Adam, decay and learning rate around float32 masters, without groups. It goes on where there is no
-            GPU, and in a traced graph, whose compiler fuses what it finds.
-        spec: what it was made of.
-        schedule: the rate as a function of the 1-based update.
-        mask: which parameters decay.
+        composed: clip, Adam, decay and learning rate around float32 masters, or a `partition` of such behind the clip. It
+            goes on where there is no GPU, and in a traced graph, whose compiler fuses what it finds.
+        numbers: what all parameters are moved with.
+        settings: by label, in the order of the partition; one where there is none.
     """
-    limit = spec.max_grad_norm or math.inf
 
     def passed(gradients: Any, state: MasterState, params: Any, in_place: bool) -> Applied:
         named, slopes = tree.leaves_with_path(params), tree.leaves(gradients)
-        _, adam, _, rated = state.inner
         norm = global_norm(slopes).float()
-        count, updates = adam.count + 1, rated.count + 1
-        rate = schedule(updates)
-        factors = Factors(clip_factor(norm, limit), rate, bias(spec.betas[0], count), bias(spec.betas[1], count))
-        masters = [state.master.get(path, leaf) for path, leaf in named]
-        decay = [spec.weight_decay if mask(path, leaf) else 0.0 for path, leaf in named]
-        given = slopes, masters, tree.leaves(adam.mu), tree.leaves(adam.nu), [leaf for _, leaf in named]
-        new = _by_dtype(*given, decay, factors, spec, in_place)
-        inner = (
-            ClipByGlobalNormState(norm=norm),
-            ScaleByAdamState(count=count, mu=tree.unflatten(adam.mu, new.mu), nu=tree.unflatten(adam.nu, new.nu)),
-            (),
-            ScaleByLearningRateState(count=updates, rate=rate),
-        )
-        low = {path: leaf for (path, _), leaf in zip(named, new.master, strict=True) if path in state.master}
-        return tree.unflatten(params, new.stored), MasterState(master=low, inner=inner), reports(inner)
+        factor = clip_factor(norm, numbers.limit)
+        leaves = {path: (leaf, slope) for (path, leaf), slope in zip(named, slopes, strict=True)}
+        stored: dict[str, torch.Tensor] = {}
+        masters: dict[str, torch.Tensor] = {}
+        after: dict[str, tuple[Any, ...]] = {}
+        for label, (adam, _, rated) in _groups(state.inner, settings).items():
+            count, updates = adam.count + 1, rated.count + 1
+            rate = settings[label].schedule(updates)
+            biases = (bias(beta, count) for beta in numbers.betas)
+            paths = list(adam.mu) if len(settings) > 1 else list(leaves)
+            own = [leaves[path] for path in paths]
+            held = [state.master.get(path, leaf) for path, (leaf, _) in zip(paths, own, strict=True)]
+            new = _by_dtype(
+                [slope for _, slope in own],
+                held,
+                tree.leaves(adam.mu),
+                tree.leaves(adam.nu),
+                [leaf for leaf, _ in own],
+                [settings[label].decay(path, leaf) for path, (leaf, _) in zip(paths, own, strict=True)],
+                Factors(factor, rate, *biases),
+                numbers,
+                in_place,
+            )
+            stored |= dict(zip(paths, new.stored, strict=True))
+            masters |= dict(zip(paths, new.master, strict=True))
+            moments = {"mu": tree.unflatten(adam.mu, new.mu), "nu": tree.unflatten(adam.nu, new.nu)}
+            after[label] = (
+                ScaleByAdamState(count=count, **moments),
+                (),
+                ScaleByLearningRateState(count=updates, rate=rate),
+            )
+        clipped = ClipByGlobalNormState(norm=norm)
+        inner = (clipped, *after.popitem()[1]) if len(settings) == 1 else (clipped, PartitionState(inner=after))
+        moved = tree.unflatten(params, [stored[path] for path, _ in named])
+        return moved, MasterState(master={path: masters[path] for path in state.master}, inner=inner), reports(inner)
 
     def apply(gradients: Any, state: MasterState, params: Any) -> Applied:
         if not takes(tree.leaves(params), tree.leaves(gradients)):
@@ -77,6 +127,14 @@ def takes(leaves: list[torch.Tensor], gradients: list[torch.Tensor]) -> bool:
     return all(x.is_cuda for x in leaves) and not wide and not torch.compiler.is_compiling()
 
 
+def _groups(inner: tuple[Any, ...], settings: Mapping[str, Setting]) -> dict[str, tuple[Any, ...]]:
+    """The states behind the clip by label; a label without parameters has none."""
+    if len(settings) == 1:
+        return dict.fromkeys(settings, inner[1:])
+    found: dict[str, tuple[Any, ...]] = inner[1].inner
+    return found
+
+
 def _write_over(old: Any, new: Any) -> None:
     for before, after in zip(tree.leaves(old), tree.leaves(new), strict=True):
         before.copy_(after)
@@ -90,7 +148,7 @@ def _by_dtype(
     stored: list[torch.Tensor],
     decay: list[float],
     factors: Factors,
-    spec: AdamWSpec,
+    numbers: Numbers,
     in_place: bool,
 ) -> Updated:
     """One pass for each dtype that parameters are stored in and gradients come in."""
@@ -103,10 +161,10 @@ def _by_dtype(
         )
         rates = [decay[i] for i in chosen]
         if in_place:
-            adamw_update_in_place(slopes, old, first, second, kept, rates, factors, spec.betas, spec.eps)
+            adamw_update_in_place(slopes, old, first, second, kept, rates, factors, numbers.betas, numbers.eps)
             new = Updated(old, first, second, kept)
         else:
-            new = adamw_update(slopes, old, first, second, kind[0], rates, factors, spec.betas, spec.eps)
+            new = adamw_update(slopes, old, first, second, kind[0], rates, factors, numbers.betas, numbers.eps)
         found |= dict(zip(chosen, zip(*new, strict=True), strict=True))
     master, first, second, kept = ([found[i][part] for i in range(len(kinds))] for part in range(4))
     return Updated(master, first, second, kept)
