@@ -338,8 +338,8 @@ Repeated = Sampled | FlowGrouped
 class Batch(Spec, frozen=True, kw_only=True):
     """`rows` of data a step (prompts for generation), split into micro-batches of at most `micro_tokens` tokens.
 
-    Flow models train on at most `micro_rows` pictures at once (0: all of an update). `max_length` bounds prompt plus
-    response; `overlong` says what happens to a longer training row.
+    Flow models draw and train on at most `micro_rows` pictures at once (0: all), but whole groups where these are
+    compared. `max_length` bounds prompt plus response; `overlong` says what happens to a longer training row.
     """
 
     rows: Positive = 16

@@ -17,6 +17,7 @@ from areno_fn.contracts.key import Key
 from areno_fn.contracts.record import replace
 from areno_fn.steps.compose import accumulate, pipeline
 from areno_fn.steps.flow.noise import latent_noise, noise_levels, noisy_subset, noisy_window
+from areno_fn.steps.flow.parts import limited
 from areno_fn.steps.flow.sample import flow_sampler
 from areno_fn.steps.flow.schedule import flow_match
 from areno_fn.steps.flow.score import act_flow, denoising, move, recall
@@ -334,3 +335,32 @@ def test_steps_that_do_not_exist_are_refused() -> None:
         flow_match(0)
     with pytest.raises(SpecError, match="stretched to a terminal level between 0 and 1"):
         flow_match(4, terminal=1.0)
+
+
+@pytest.mark.parametrize("most", [1, 4, 7, 100])
+def test_a_part_of_the_prompts_at_a_time_draws_the_same(most: int) -> None:
+    """Rows, states and log-probabilities of a rollout with noise, and of one by the ODE that stores nothing."""
+    asked, schedule = prompts(5, negative=True), flow_match(4)
+    process, levels = Process(dynamics="flow_sde", guidance=2.0), noise_levels(4, [0, 2], 0.6)
+    rollout = flow_sampler(Field(), process)
+    whole = rollout(parameters(), asked, Key.of(3), schedule, levels, samples=2)
+    parts = limited(rollout, most)(parameters(), asked, Key.of(3), schedule, levels, samples=2)
+    for name in ("ids", "groups"):
+        assert torch.equal(getattr(parts, name), getattr(whole, name))
+    for name in ("final", "states", "logp"):
+        torch.testing.assert_close(getattr(parts, name), getattr(whole, name), atol=1e-6, rtol=1e-5)
+    assert torch.equal(parts.conditions.negative, whole.conditions.negative)
+    assert (parts.state_map, parts.transition_map, parts.process) == (whole.state_map, whole.transition_map, process)
+    ode = flow_sampler(Field(), Process(dynamics="ode"))
+    final = limited(ode, most)(parameters(), asked, Key.of(3), schedule, torch.zeros(4), samples=2).final
+    expected = ode(parameters(), asked, Key.of(3), schedule, torch.zeros(4), samples=2).final
+    torch.testing.assert_close(final, expected, atol=1e-6, rtol=1e-5)
+
+
+def test_names_are_distinct_over_all_parts() -> None:
+    twice = prompts(3)
+    twice = FlowPrompts(conditions=twice.conditions, ids=torch.tensor([5, 6, 5]))
+    with pytest.raises(DataError, match="two prompts have the id 5"):
+        limited(flow_sampler(Field(), Process(dynamics="ode")), 1)(
+            parameters(), twice, Key.of(3), flow_match(2), torch.zeros(2)
+        )

@@ -62,7 +62,7 @@ def flow_sampler(policy: FlowPolicy, process: Process) -> Callable[..., Trajecto
         """
         noisy = _noisy_steps(process, schedule, levels)
         kept = places(noisy if keep is None else keep, schedule.steps)
-        _check_prompts(prompts, samples)
+        check_prompts(prompts, samples)
         place = torch.arange(prompts.ids.shape[0] * samples, device=prompts.ids.device)
         owner = place // samples
         ids = prompts.ids[owner] * samples + place % samples
@@ -160,7 +160,12 @@ def _noisy_steps(process: Process, schedule: Schedule, levels: torch.Tensor) -> 
     return noisy
 
 
-def _check_prompts(prompts: FlowPrompts, samples: int) -> None:
+def check_prompts(prompts: FlowPrompts, samples: int) -> None:
+    """Refuses prompts that cannot be drawn for.
+
+    Raises:
+        DataError: there is no prompt or no sample, or two share an id.
+    """
     ids = prompts.ids.tolist()
     if not ids or samples < 1:
         raise DataError(f"a rollout needs a prompt and a sample of it, received {len(ids)} and {samples}")

@@ -60,7 +60,7 @@ class Materials:
         optimizers: by role, what moves it in this phase.
         stop: token ids that end a completion.
         micro_tokens: token budget of a micro-batch.
-        micro_rows: most pictures of one; 0 for all of an update.
+        micro_rows: most pictures that are drawn at once, or trained on in one; 0 for all.
         max_length: longest training row, the length that "constant_length" divides by where no other is given.
         max_rows: most sequences decoded at once.
         view: from the parameters of all roles to what the policy takes; rollouts, training and the reference use it.

@@ -9,16 +9,17 @@ import torch
 
 from areno_fn import tree
 from areno_fn.contracts.flow import FlowPrompts, Schedule, Trajectory
-from areno_fn.contracts.flow_adapter import NoiseLevels
 from areno_fn.contracts.flow_batch import Noised
 from areno_fn.contracts.flow_policy import FlowPolicy
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.record import replace
 from areno_fn.contracts.spec import FlowNoised
 from areno_fn.contracts.state import TrainState
+from areno_fn.steps.flow.parts import limited
 from areno_fn.steps.flow.path import noised, remember, rows_of
 from areno_fn.steps.flow.sample import flow_sampler
 from areno_fn.steps.flow.times import Grid, Times, grid_steps, share
+from areno_fn.steps.recipes.algorithm import Materials
 from areno_fn.steps.recipes.flow_drawing import process_of, schedule_of
 from areno_fn.steps.recipes.flow_groups import parts
 
@@ -26,15 +27,15 @@ T = TypeVar("T")
 
 
 def noiseless(
-    spec: FlowNoised, policy: FlowPolicy, own: NoiseLevels, draws: Callable[[TrainState], Any]
+    spec: FlowNoised, materials: Materials, draws: Callable[[TrainState], Any]
 ) -> Callable[[TrainState, FlowPrompts], Trajectory]:
     """Draws `samples` latents a prompt by the ODE, keyed by the run's key and the number of rollouts made.
 
     Args:
-        own: how the scheduler of the model spaces noise levels.
         draws: from a state to the parameters that draw.
     """
-    rollout, schedule = flow_sampler(policy, process_of(spec.denoising)), schedule_of(spec.denoising, own)
+    rollout = limited(flow_sampler(materials.flow_policy, process_of(spec.denoising)), materials.micro_rows)
+    schedule = schedule_of(spec.denoising, materials.levels)
 
     def sample(state: TrainState, prompts: FlowPrompts) -> Trajectory:
         key = state.key.fold("rollout").fold(state.counters.rollout_iteration)

@@ -13,6 +13,7 @@ from areno_fn.contracts.state import TrainState
 from areno_fn.steps.compose import pipeline
 from areno_fn.steps.flow.noise import noise_levels, noisy_subset, noisy_window
 from areno_fn.steps.flow.objectives import coupled
+from areno_fn.steps.flow.parts import limited
 from areno_fn.steps.flow.sample import flow_sampler
 from areno_fn.steps.flow.schedule import places
 from areno_fn.steps.flow.score import denoising, move, recall
@@ -85,7 +86,10 @@ def _stepwise(spec: FlowCoupled, materials: Materials, loss: Stage, *, before: b
     """
     policy, drawn_by = materials.flow_policy, spec.denoising
     process, schedule = process_of(drawn_by), schedule_of(drawn_by, materials.levels)
-    rollout, update = flow_sampler(policy, process), moving(pipeline(move(policy), loss), materials)
+    rollout, update = (
+        limited(flow_sampler(policy, process), materials.micro_rows),
+        moving(pipeline(move(policy), loss), materials),
+    )
 
     def sample(state: TrainState, prompts: FlowPrompts) -> Trajectory:
         key = state.key.fold("rollout").fold(state.counters.rollout_iteration)

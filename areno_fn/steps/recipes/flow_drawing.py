@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from areno_fn import tree
 from areno_fn.contracts.flow import FlowPrompts, Process, Schedule
 from areno_fn.contracts.flow_adapter import EVEN, NoiseLevels
 from areno_fn.contracts.flow_policy import FlowPolicy
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.spec import Denoising, Levels, NoisyDenoising
+from areno_fn.steps.flow.parts import limited
 from areno_fn.steps.flow.sample import flow_sampler
 from areno_fn.steps.flow.schedule import flow_match
 from areno_fn.steps.flow.unipc import unipc_schedule
@@ -50,15 +50,7 @@ def drawing(policy: FlowPolicy, own: NoiseLevels = EVEN) -> Draw:
     """
 
     def draw(params: Any, prompts: FlowPrompts, key: Key, spec: Denoising, max_rows: int) -> torch.Tensor:
-        rollout, schedule = flow_sampler(policy, process_of(spec)), schedule_of(spec, own)
-        levels = torch.zeros(schedule.steps)
-        rows = range(prompts.ids.shape[0])
-        asked = [_some(prompts, rows[start : start + max_rows]) for start in rows[::max_rows]]
-        return torch.cat([rollout(params, few, key, schedule, levels).final for few in asked])
+        rollout, schedule = limited(flow_sampler(policy, process_of(spec)), max_rows), schedule_of(spec, own)
+        return rollout(params, prompts, key, schedule, torch.zeros(schedule.steps)).final
 
     return draw
-
-
-def _some(prompts: FlowPrompts, rows: range) -> FlowPrompts:
-    taken: FlowPrompts = tree.map(lambda x: x[rows.start : rows.stop], prompts)
-    return taken

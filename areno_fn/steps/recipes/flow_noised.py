@@ -192,6 +192,4 @@ def _rewarded(
         told = mean_metrics(reported) if reported else {}
         return iterated(state), told | describe_rewards(batch.rewards, drawn.groups, advantages)
 
-    return Algorithm(
-        begin=flow_beginning(spec, materials), sample=noiseless(spec, policy, materials.levels, drawing), step=step
-    )
+    return Algorithm(begin=flow_beginning(spec, materials), sample=noiseless(spec, materials, drawing), step=step)

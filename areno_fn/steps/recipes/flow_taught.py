@@ -15,6 +15,7 @@ from areno_fn.contracts.spec import FlowTaught, Levels
 from areno_fn.contracts.state import TrainState
 from areno_fn.steps.compose import View
 from areno_fn.steps.flow.noise import noise_levels
+from areno_fn.steps.flow.parts import limited
 from areno_fn.steps.flow.sample import flow_sampler
 from areno_fn.steps.recipes.algorithm import ACTOR, Materials, Update, beginning, start_of
 from areno_fn.steps.recipes.flow_drawing import schedule_of
@@ -80,7 +81,8 @@ def sampling_all(
         process: how.
         eta: the noise of all steps but the last; 0 keeps the steps of the ODE.
     """
-    rollout, drawn_with = flow_sampler(materials.flow_policy, process), materials.drawn_with or materials.view
+    rollout = limited(flow_sampler(materials.flow_policy, process), materials.micro_rows)
+    drawn_with = materials.drawn_with or materials.view
     schedule = schedule_of(levels, materials.levels)
     noise = noise_levels(schedule.steps, None, eta) if eta else torch.zeros(schedule.steps)
     keep = None if eta else range(schedule.steps)
