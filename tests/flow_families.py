@@ -54,8 +54,9 @@ class Tiny:
         given: how its call takes the noise that a state begins with.
         media: of every request.
         tell: whether its call takes negative prompts.
+        rows: prompts of a batch.
+        strength: share of the steps that are made.
         taken: what its latents are as states.
-        shown: what it made, as `decode` gives it.
     """
 
     theirs: Any
@@ -68,6 +69,7 @@ class Tiny:
     media: tuple[Media, ...] = ()
     tell: bool = True
     rows: int = 2
+    strength: float = 1.0
 
     @property
     def params(self) -> dict[str, torch.Tensor]:
@@ -371,6 +373,24 @@ def wan_picture(variant: str, *, images: int = 1) -> Tiny:
     return made("WanImageToVideoPipeline", VIDEO, parts=parts, call=call, guidance=3.0, media=given, rows=1)
 
 
+def wan_video() -> Tiny:
+    parts = _wan_parts("text to video")
+    data = (noise("video", 9, 3, 32, 48).sigmoid() * 255).round() / 255
+    mean, std = (torch.tensor(_SCALES[name])[:, None, None, None] for name in ("latents_mean", "latents_std"))
+    clean = (parts["vae"].encode(2 * data.transpose(0, 1)[None] - 1).latent_dist.mode() - mean) / std
+
+    def start(state: torch.Tensor) -> dict[str, torch.Tensor]:
+        parts["scheduler"].set_timesteps(4)
+        when = parts["scheduler"].timesteps[2:3].repeat(2)
+        return {"latents": parts["scheduler"].scale_noise(clean.expand(2, -1, -1, -1, -1), when, state)}
+
+    given = (Media(type="video", data=data),)
+    call = {"guidance_scale": 3.0, "strength": 0.5}
+    return made(
+        "WanVideoToVideoPipeline", VIDEO, parts=parts, call=call, guidance=3.0, media=given, given=start, strength=0.5
+    )
+
+
 def ltx2(variant: str) -> Tiny:
     video, audio, vocoder = ltx2_vaes()
     first = variant == "2"
@@ -417,6 +437,7 @@ FAMILIES: dict[str, Callable[[], Tiny]] = {
     "Qwen-Image-Edit of two pictures": lambda: qwen_edit("QwenImageEditPlusPipeline", 2),
     "Z-Image": z_image,
     "Wan 2.1": wan_unipc,
+    "Wan 2.1 with a video": wan_video,
     "Wan 2.1 with a picture": lambda: wan_picture("image to video"),
     "Wan 2.1 between two pictures": lambda: wan_picture("first and last frame to video", images=2),
     "Wan 2.2 A14B": lambda: wan(experts=2),

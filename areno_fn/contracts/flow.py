@@ -147,11 +147,14 @@ class FlowPrompts:
         conditions: B of them.
         ids: int64 [B], the name of each; draws are functions of it, so it must not depend on the batch.
         mask: bool [B, *], False where a latent is padding, which stays 0 and is never scored; None when nowhere.
+        begin: [B, *], clean latents that sampling begins near, noised to the first level of the schedule; None: it begins
+            with noise alone.
     """
 
     conditions: Conditions
     ids: torch.Tensor
     mask: torch.Tensor | None = None
+    begin: torch.Tensor | None = None
 
     def __check__(self) -> None:
         require_vectors(self, "ids")

@@ -19,6 +19,7 @@ GeometrySource = Literal["configured", "input", "output", "primary_output"]
 Batching = Literal["uniform", "ragged", "single_sample"]
 Objective = Literal["sft", "dpo"]
 Reduction = Literal["element_mean"]
+Initial = Literal["noise", "input"]
 
 RESERVED = frozenset(
     "latents next_latents state taken final states logp t t_next timestep timesteps sigma sigmas noise_level levels "
@@ -76,6 +77,7 @@ class PipelineIOContract:
         preparer: parts that the conditions are made with; nothing else is materialised for them.
         codec: parts that outputs are encoded and decoded with.
         objectives: of data sets, with how their errors are reduced over the elements of a latent.
+        initial: what sampling begins with: noise, or the given medium of the kind that is made, noised.
         guidance_default: the scale that a model with embedded guidance is told where nothing is said.
 
     Raises:
@@ -95,6 +97,7 @@ class PipelineIOContract:
     preparer: tuple[str, ...] = attrs.field(converter=_names)
     codec: tuple[str, ...] = attrs.field(converter=_names)
     objectives: tuple[tuple[Objective, Reduction], ...] = attrs.field(default=(), converter=_objectives)
+    initial: Initial = "noise"
     guidance_default: float = 0.0
 
     def __attrs_post_init__(self) -> None:
@@ -103,6 +106,9 @@ class PipelineIOContract:
             raise SpecError(f"{self.family}: outputs are at least one medium, and at most one of a type")
         if self.geometry_source == "input" and not self.inputs.certain:
             raise SpecError(f"{self.family}: the size cannot come from the input where no medium needs to be given")
+        certain = {rule.type for rule in self.inputs.rules if rule.certain}
+        if self.initial == "input" and not set(types) <= certain:
+            raise SpecError(f"{self.family}: sampling cannot begin with a medium that does not need to be given")
         declared = {one.name for one in self.components}
         for part, names in (("preparer", self.preparer), ("codec", self.codec)):
             strange = [name for name in names if name not in declared]
@@ -191,6 +197,7 @@ class PipelineIOContract:
             and self.negative_prompt in ("refused", declared.negative_prompt)
             and (self.guidance in ("none", declared.guidance) or declared.guidance == "both")
             and self.outputs == declared.outputs
+            and self.initial == declared.initial
             and self.geometry.within(declared.geometry)
             and set(self.objectives) <= set(declared.objectives)
         )

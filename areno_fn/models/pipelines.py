@@ -83,7 +83,10 @@ PIPELINES: dict[str, PipelineFamily] = {
         name="z_image", pipelines=("ZImagePipeline",), contract=z_image.contract, adapter=z_image.adapter
     ),
     "wan": PipelineFamily(
-        name="wan", pipelines=("WanPipeline", wan.WITH_PICTURE), contract=wan.contract, adapter=wan.adapter
+        name="wan",
+        pipelines=("WanPipeline", wan.WITH_PICTURE, wan.WITH_VIDEO),
+        contract=wan.contract,
+        adapter=wan.adapter,
     ),
     "ltx2": PipelineFamily(name="ltx2", pipelines=("LTX2Pipeline",), contract=ltx2.contract, adapter=ltx2.adapter),
 }

@@ -155,3 +155,32 @@ def test_a_run_that_goes_on_ends_where_one_ends_that_never_stopped(tmp_path: Pat
     assert run(grpo(2, "parts"), resume=True) == 0
     ends = [tmp_path / out / "adapter" / "adapter_model.safetensors" for out in ("whole", "parts")]
     assert ends[0].read_bytes() == ends[1].read_bytes()
+
+
+@pytest.mark.parametrize("name", ["Flux.2 dev", "Flux.2 Klein", "Qwen-Image", "Z-Image"])
+def test_large_families_are_trained_written_and_read_again(name: str, tmp_path: Path) -> None:
+    import flow_families
+
+    case = flow_families.FAMILIES[name]()
+    case.theirs.save_pretrained(tmp_path / "pipeline")
+    write_rows(tmp_path / "rows", given=False)
+    spec = spec_of(tmp_path, LORA, guidance=1.0 if name == "Flux.2 dev" else 2.0)
+    if name == "Flux.2 dev":
+        for rows in ("shown", "prompts"):  # it takes no negative prompts
+            path = tmp_path / "rows" / f"{rows}.jsonl"
+            path.write_text(
+                path.read_text().replace('"negative_prompt": "bad", ', "").replace(', "negative_prompt": "bad"', "")
+            )
+    assert run(spec) == 0
+    again = type(case.theirs).from_pretrained(tmp_path / "out" / "export")
+    made = plan(spec)
+    state = resumed_state(made, latest(tmp_path / "out" / "checkpoints"))
+    merged = made.finetune.merged(state.params, lambda _: torch.float32)
+    stored = again.transformer.state_dict()
+    assert merged.keys() == stored.keys()
+    assert all(torch.allclose(merged[path], weight, atol=1e-6) for path, weight in stored.items())
+    before = case.transformers["transformer"].state_dict()
+    assert any(not torch.equal(weight, before[path]) for path, weight in stored.items())
+    for part in ("vae", "text_encoder"):
+        kept = case.theirs.components[part].state_dict()
+        assert all(torch.equal(x, kept[path]) for path, x in again.components[part].state_dict().items())

@@ -35,7 +35,7 @@ from areno_fn.steps.flow.objectives.matching import velocity_matching
 from areno_fn.steps.flow.objectives.preference import diffusion_dpo
 from areno_fn.steps.flow.path import noised, predict, remember
 from areno_fn.steps.flow.sample import flow_sampler
-from areno_fn.steps.flow.schedule import flow_match
+from areno_fn.steps.flow.schedule import flow_match, late
 from areno_fn.steps.flow.score import act_flow, denoising
 from areno_fn.steps.flow.times import Times
 from areno_fn.steps.flow.unipc import unipc_schedule
@@ -70,8 +70,15 @@ def ours_drawn(case: Tiny, params: Any, steps: int) -> torch.Tensor:
     sample = flow_sampler(
         case.adapter, Process(dynamics="ode", guidance=case.guidance, solver=case.adapter.levels.solver)
     )
-    prompts = FlowPrompts(conditions=conditions(case), ids=ids)
-    drawn: torch.Tensor = sample(params, prompts, KEY, schedule_of(case, steps), torch.zeros(steps)).final
+    begin = None
+    if case.adapter.contract.initial == "input":
+        with torch.no_grad():
+            begin = case.adapter.encode_output(case.parts, {"video": case.media[0].data[None]}).expand(
+                2, -1, -1, -1, -1
+            )
+    prompts = FlowPrompts(conditions=conditions(case), ids=ids, begin=begin)
+    schedule = late(schedule_of(case, steps), case.strength)
+    drawn: torch.Tensor = sample(params, prompts, KEY, schedule, torch.zeros(schedule.steps)).final
     return drawn
 
 
@@ -80,7 +87,7 @@ def theirs_made(case: Tiny, steps: int, output: str) -> Any:
     size = case.adapter.size
     start = latent_noise(KEY.fold("start"), torch.tensor([4, 7])[: case.rows], case.adapter.latent_shape)
     call = {"height": size.height, "width": size.width, "prompt": list(PROMPTS[: case.rows]), **case.given(start)}
-    call |= {"num_frames": size.frames} if size.frames > 1 else {}
+    call |= {"num_frames": size.frames} if size.frames > 1 and case.adapter.contract.initial == "noise" else {}
     call |= {"negative_prompt": list(AWAY[: case.rows])} if case.tell and case.guidance > 1 else {}
     with small_pictures():
         return case.theirs(**call, **case.call, num_inference_steps=steps, output_type=output, return_dict=False)

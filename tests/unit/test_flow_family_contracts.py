@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from flow_toys import PUBLISHED
@@ -134,6 +135,16 @@ def test_wan_takes_the_frames_that_its_checkpoint_has_room_for() -> None:
     both.admit(Request(prompt="x", media=(FIRST,)), "row")
     both.admit(Request(prompt="x", media=(FIRST, LAST)), "row")
     assert [one.name for one in both.components if one.trained] == ["transformer", "transformer_2"]
+
+
+def test_wan_begins_with_a_given_video() -> None:
+    made = contract("Wan 2.1 text to video 14B", "WanVideoToVideoPipeline")
+    assert made.initial == "input"
+    made.admit(Request(prompt="x", media=(Media(type="video", data=torch.zeros(5, 3, 16, 16)),)), "row")
+    with pytest.raises(DataError, match=r"inputs.video: it takes 1 to 1 of these, received 0"):
+        made.admit(Request(prompt="x"), "row")
+    with pytest.raises(SpecError, match="sampling cannot begin with a medium that does not need to be given"):
+        attrs.evolve(contract("Wan 2.1 text to video 14B", "WanPipeline"), initial="input")
 
 
 def test_a_checkpoint_of_another_pipeline_is_refused() -> None:

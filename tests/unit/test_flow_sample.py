@@ -19,7 +19,7 @@ from areno_fn.steps.compose import accumulate, pipeline
 from areno_fn.steps.flow.noise import latent_noise, noise_levels, noisy_subset, noisy_window
 from areno_fn.steps.flow.parts import limited
 from areno_fn.steps.flow.sample import flow_sampler
-from areno_fn.steps.flow.schedule import flow_match
+from areno_fn.steps.flow.schedule import flow_match, late
 from areno_fn.steps.flow.score import act_flow, denoising, move, recall
 from areno_fn.steps.flow.unipc import unipc_schedule
 from areno_fn.steps.objectives.clipped import clipped
@@ -204,6 +204,23 @@ def test_unipc_samples_the_same_ode_in_fewer_steps() -> None:
         sample(PARAMS, given, KEY, flow_match(4), noise_levels(4, ()))
     with pytest.raises(SpecError, match="steps >= 1 and shift > 0"):
         unipc_schedule(0)
+
+
+def test_sampling_may_begin_near_given_latents() -> None:
+    whole, clean = flow_match(4), numbers("clean", 3, *SHAPE)
+    schedule = late(whole, 0.6)
+    assert torch.equal(schedule.sigmas, whole.sigmas[2:]) and torch.equal(schedule.timesteps, whole.timesteps[2:])
+    given = replace(prompts(), begin=clean)
+    sample = flow_sampler(POLICY, Process(dynamics="ode"))
+    drawn = sample(PARAMS, given, KEY, schedule, noise_levels(2, ()), samples=2, keep=[0])
+    noise = latent_noise(KEY.fold("start"), drawn.ids, SHAPE)
+    assert torch.allclose(drawn.state(0), 0.5 * clean.repeat_interleave(2, 0) + 0.5 * noise, atol=1e-6)
+    plain = sample(PARAMS, prompts(), KEY, whole, noise_levels(4, ()), keep=[0])
+    assert torch.equal(sample(PARAMS, given, KEY, late(whole, 1.0), noise_levels(4, ())).final, plain.final)
+    with pytest.raises(SpecError, match="leaves a step of 4, received 0.2"):
+        late(whole, 0.2)
+    with pytest.raises(DataError, match=r"the latents to begin near must be \[3, 2, 3\], received \[3, 6\]"):
+        sample(PARAMS, replace(given, begin=clean.flatten(1)), KEY, whole, noise_levels(4, ()))
 
 
 def test_guidance_leads_away_from_the_negative_condition() -> None:

@@ -1,4 +1,4 @@
-"""Wan 2.1 and 2.2 as pipelines: text to video, and pictures to video in each of the three ways in which they are shown.
+"""Wan 2.1 and 2.2 as pipelines: text and video to video, and pictures to video in each of three ways.
 
 A picture is shown in channels beside those of the state (2.1, 2.2 A14B), with its features (2.1), or as the clean first
 frame of the state (2.2 5B), which is then not drawn.
@@ -36,6 +36,9 @@ RATE = 16
 """Frames a second; 24 where the first frame is a clean one."""
 
 WITH_PICTURE = "WanImageToVideoPipeline"
+WITH_VIDEO = "WanVideoToVideoPipeline"
+"""It begins with a given video, noised to a level of the schedule; nothing else of it is shown."""
+
 EXPERTS = ("transformer", "transformer_2")
 """That of the noisy levels, and that of the others; the parameters of two have these names before their own."""
 
@@ -46,7 +49,8 @@ def contract(pipeline: Pipeline) -> PipelineIOContract:
     Raises:
         ModelError: a configuration that is not supported.
     """
-    config, shown = config_from_hf(pipeline.configs["transformer"]), pipeline.class_name == WITH_PICTURE
+    config = config_from_hf(pipeline.configs["transformer"])
+    shown, anew = pipeline.class_name == WITH_PICTURE, pipeline.class_name == WITH_VIDEO
     space, time = compression(pipeline.configs["vae"])
     extra = config.in_channels - config.out_channels
     expected = time + config.out_channels if shown and not _first(pipeline) else 0
@@ -55,12 +59,12 @@ def contract(pipeline: Pipeline) -> PipelineIOContract:
             f"a {pipeline.class_name} lays {expected} channels beside those of its videos and cuts frames into squares, but "
             f"its transformer takes {extra}, in patches of {config.patch_size}"
         )
-    pictures = _pictures(pipeline, config)
     usual = Size(height=60 * space, width=104 * space, frames=20 * time + 1)
     return PipelineIOContract(
         family="wan",
-        inputs=InputMedia(rules=(pictures,), order="within_type") if shown else InputMedia(),
-        inputs_like_output=shown,
+        inputs=_inputs(pipeline, config),
+        inputs_like_output=shown or anew,
+        initial="input" if anew else "noise",
         outputs=(Output(type="video", rate=24 if _first(pipeline) else RATE),),
         geometry=Geometry(multiple=space * config.patch_size[1], frames_multiple=time, default=usual),
         components=_components(pipeline, config),
@@ -118,7 +122,7 @@ class WanAdapter:
     def encode_conditions(self, parts: Parts, request: Request, *, negative: bool) -> Conditions:
         """The states of the text encoder, and what is shown of pictures."""
         words = bare_pipeline(self.pipeline, {name: parts[name] for name in ("text_encoder", "tokenizer")})
-        beside = self._shown(parts, request) if request.media else {}
+        beside = self._shown(parts, request) if self.pipeline == WITH_PICTURE else {}
 
         def said(prompt: str) -> dict[str, torch.Tensor]:
             device = parts["text_encoder"].device
@@ -185,13 +189,17 @@ def compression(config: Mapping[str, Any]) -> tuple[int, int]:
     return int(config.get("scale_factor_spatial", 8)), int(config.get("scale_factor_temporal", 4))
 
 
-def _pictures(pipeline: Pipeline, config: WanConfig) -> InputRule:
+def _inputs(pipeline: Pipeline, config: WanConfig) -> InputMedia:
     """The frames that are given: features have positions for two or for one, channels have room for both, a state for one."""
+    if pipeline.class_name == WITH_VIDEO:
+        return InputMedia(rules=(InputRule(type="video", least=1),))
+    if pipeline.class_name != WITH_PICTURE:
+        return InputMedia()
     slots = ("first_frame", "last_frame")
-    if config.image_positions:
-        return InputRule(type="image", least=2, most=2, slots=slots, required_slots=slots)
-    most = 1 if _first(pipeline) or config.image_dim else 2
-    return InputRule(type="image", least=1, most=most, slots=slots[:most], required_slots=slots[:1])
+    most = 1 if not config.image_positions and (_first(pipeline) or config.image_dim) else 2
+    needed = slots if config.image_positions else slots[:1]
+    rule = InputRule(type="image", least=len(needed), most=most, slots=slots[:most], required_slots=needed)
+    return InputMedia(rules=(rule,), order="within_type")
 
 
 def _first(pipeline: Pipeline) -> bool:

@@ -71,7 +71,10 @@ def flow_sampler(policy: FlowPolicy, process: Process) -> Callable[..., Trajecto
         tape = _Tape(kept=kept, noisy=noisy)
         memory = Memory()
         with torch.no_grad():
-            state = live(latent_noise(key.fold("start"), ids, policy.latent_shape), mask).to(dtype)
+            state = latent_noise(key.fold("start"), ids, policy.latent_shape)
+            if prompts.begin is not None:
+                state = _noised(prompts.begin[owner], state, schedule)
+            state = live(state, mask).to(dtype)
             for step in range(schedule.steps):
                 tape.see_state(step, state)
                 interval = intervals(schedule, levels, torch.full_like(ids, step))
@@ -100,6 +103,14 @@ def flow_sampler(policy: FlowPolicy, process: Process) -> Callable[..., Trajecto
         )
 
     return rollout
+
+
+def _noised(begin: torch.Tensor, noise: torch.Tensor, schedule: Schedule) -> torch.Tensor:
+    """Clean latents at the first level of a schedule."""
+    if begin.shape != noise.shape:
+        raise DataError(f"the latents to begin near must be {list(noise.shape)}, received {list(begin.shape)}")
+    level = schedule.sigmas[0].to(noise.device)
+    return (1 - level) * begin.to(noise) + level * noise
 
 
 @attrs.frozen(kw_only=True)

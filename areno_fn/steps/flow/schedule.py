@@ -73,6 +73,24 @@ def trained_lowest(shift: float = 1.0) -> float:
     return shifted(1 / TIMESTEPS, shift)
 
 
+def late(schedule: Schedule, strength: float) -> Schedule:
+    """The last steps of a schedule, for sampling that begins near given latents: `strength` of them, rounded down.
+
+    Args:
+        schedule: T steps.
+        strength: share of the steps that are made, above 0 and at most 1, which makes all.
+
+    Raises:
+        SpecError: the strength is out of range, or leaves no step.
+    """
+    left = int(schedule.steps * strength)
+    if not 0 < strength <= 1 or not left:
+        raise SpecError(
+            f"a strength is above 0 and at most 1, and leaves a step of {schedule.steps}, received {strength}"
+        )
+    return Schedule(sigmas=schedule.sigmas[-left - 1 :], timesteps=schedule.timesteps[-left:])
+
+
 def scheduled(levels: torch.Tensor) -> Schedule:
     """The schedule of falling levels [T] above 0; 0 is put behind them."""
     sigmas = torch.cat([levels.double(), levels.new_zeros(1, dtype=torch.float64)]).float()
