@@ -7,6 +7,22 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from areno_fn.contracts.record import record
+from areno_fn.contracts.spec_base import Consistency
+
+
+@runtime_checkable
+class Consistent(Protocol):
+    """A policy that says how consistent it is; one that does not is ordinary."""
+
+    @property
+    def consistency(self) -> Consistency:
+        """Of reading texts, reading one more token, and the forward pass of training."""
+        ...
+
+
+def is_bitwise(policy: TokenPolicy) -> bool:
+    """Whether rollout and training agree in every bit of what the policy answers."""
+    return isinstance(policy, Consistent) and policy.consistency == "bitwise"
 
 
 @record

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta, field
 
 from areno_fn.contracts.execution import DATASET_NONE, GENERATION_REWARD, ExecutionContract
-from areno_fn.contracts.spec_base import Name, Natural, Positive, Rate, Unit
+from areno_fn.contracts.spec_base import Consistency, Name, Natural, Positive, Rate, Unit
 from areno_fn.contracts.spec_base import Spec as Spec
 from areno_fn.contracts.spec_flow import Denoising as Denoising
 from areno_fn.contracts.spec_flow import DigitPairsData as DigitPairsData
@@ -459,7 +459,11 @@ class Log(Spec, frozen=True, kw_only=True):
 
 
 class RunSpec(Spec, frozen=True, kw_only=True):
-    """A whole run: a model, and phases applied to it in order."""
+    """A whole run: a model, and phases applied to it in order.
+
+    With `consistency = "bitwise"` the log-probabilities that a rollout records are those of the forward pass of training, bit
+    for bit, whatever either is batched with. It is for models of text on a GPU with parameters in bfloat16.
+    """
 
     version: Literal[2] = 2
     name: Name = "run"
@@ -467,6 +471,7 @@ class RunSpec(Spec, frozen=True, kw_only=True):
     out: str = "out/run"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     model: ScratchModel | HFModel
+    consistency: Consistency = "ordinary"
     finetune: FinetuneSpec = field(default_factory=FullFinetune)
     tokenizer: ByteTokenizer | HFTokenizer | None = None
     phases: Annotated[list[Phase], Meta(min_length=1)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -10,6 +10,7 @@ Natural = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
 Rate = Annotated[float, Meta(ge=0)]
 Unit = Annotated[float, Meta(ge=0, le=1)]
+Consistency = Literal["ordinary", "bitwise"]
 Name = Annotated[str, Meta(pattern="^[A-Za-z0-9_.-]+$")]
 
 

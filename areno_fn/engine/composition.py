@@ -22,6 +22,7 @@ from areno_fn.contracts.spec import (
     FlowTaught,
     FlowTDMR1,
     Grouped,
+    HFModel,
     Lora,
     OptimizerSpec,
     Phase,
@@ -55,6 +56,7 @@ def check_composition(spec: RunSpec) -> None:
         *(p for phase in spec.phases for p in _phase(spec, phase)),
         *_evaluation(spec),
         *_export(spec),
+        *_consistency(spec),
         *source_problems(spec),
     ]
     problems += _numbers(plain_copy(spec))
@@ -90,6 +92,23 @@ def _finetune(spec: RunSpec) -> Iterator[str]:
                 yield f"finetune.{name}: an adapter that is trained on has its own; remove this, or `adapter`"
     if isinstance(given, Lora) and not all(given.targets):
         yield "finetune.targets: a name is empty; leave the list empty to adapt every linear map of the layers"
+
+
+def _consistency(spec: RunSpec) -> Iterator[str]:
+    if spec.consistency == "ordinary":
+        return
+    if not any(isinstance(phase.algorithm, Sampled) for phase in spec.phases):
+        yield "consistency: 'bitwise' is about completions that are drawn to be trained on, and no phase draws any; remove this"
+    if isinstance(spec.finetune, Lora) and spec.finetune.merge_rollouts:
+        yield (
+            "consistency: 'bitwise' and finetune.merge_rollouts exclude each other, because merged weights are rounded once "
+            "more; remove one of them"
+        )
+    if not isinstance(spec.model, HFModel):
+        yield (
+            "consistency: 'bitwise' is for parameters in bfloat16 or float16, and a model from scratch has float32; "
+            "use a folder with dtype = 'bfloat16'"
+        )
 
 
 def _phase(spec: RunSpec, phase: Phase) -> Iterator[str]:

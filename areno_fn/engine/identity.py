@@ -90,6 +90,7 @@ def identity_of(
                 *contents,
                 *_critic(critic),
                 *_teacher(cast),
+                *([] if spec.consistency == "ordinary" else [spec.consistency]),
             ]
         ),
         data=digest([_data(phase) for phase in phases]),
@@ -263,6 +264,7 @@ def _changes(before: RunSpec, now: RunSpec, field: str) -> Iterator[str]:
     yield from _differences(_settings(before, field, tied, full=True), _settings(now, field, tied, full=True), "")
     if field == "phases":
         yield from _differences(_paths(before), _paths(now), "")
+        yield from _differences({"consistency": before.consistency}, {"consistency": now.consistency}, "")
 
 
 def _differences(before: Any, now: Any, path: str) -> Iterator[str]:

@@ -22,6 +22,7 @@ from areno_fn.contracts.spec import ByteTokenizer, Evaluation, HFModel, HFTokeni
 from areno_fn.engine.cast import Cast, plan_cast
 from areno_fn.engine.composition import check_composition
 from areno_fn.engine.conditions import ConditionCache
+from areno_fn.engine.consistency import consistent
 from areno_fn.engine.critic import CriticPlan, plan_critic, require_same_tokens
 from areno_fn.engine.derived import Derived
 from areno_fn.engine.evaluate import TOTAL, EvaluationPlan
@@ -146,6 +147,7 @@ def plan(
     check_medium(spec, model.family.name, model.medium, prompted=model.pipeline is not None)
     if model.pipeline is not None:
         check_pipeline(spec, model.pipeline.contract)
+    model = consistent(spec, model, device)
     finetune = plan_finetune(spec, model)
     critic, cast = plan_critic(spec, model, finetune), plan_cast(spec, model, finetune)
     moved = trained(finetune, critic, cast)

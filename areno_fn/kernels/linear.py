@@ -35,7 +35,7 @@ def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) ->
         [..., E].
     """
     if isinstance(weight, Adapted):
-        a, b = _filled(weight.a.to(x.dtype), weight.b.to(x.dtype))
+        a, b = filled(weight.a.to(x.dtype), weight.b.to(x.dtype))
         return _product(x, weight.weight, bias) + _product(_product(x, a), b)
     return _product(x, weight, bias)
 
@@ -75,7 +75,7 @@ def linear_into_weights(
     return found
 
 
-def _filled(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def filled(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The same product b a, of a rank that is a multiple of `EVEN`: zero rows below a, zero columns beside b."""
     missing = -a.shape[0] % EVEN
     return (F.pad(a, (0, 0, 0, missing)), F.pad(b, (0, missing))) if missing else (a, b)

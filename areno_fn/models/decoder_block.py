@@ -17,7 +17,8 @@ from areno_fn.autodiff import custom_vjp
 from areno_fn.contracts.adapter import Adapted
 from areno_fn.kernels import add_rms_norm, gated_silu, norm_rotary
 from areno_fn.kernels.attention import PackedLayout, fused
-from areno_fn.kernels.linear import linear, linear_into_input, linear_into_weights
+from areno_fn.kernels.consistency import ORDINARY, Primitives
+from areno_fn.kernels.linear import linear_into_input, linear_into_weights
 from areno_fn.models.decoder import DecoderConfig, Layer
 
 
@@ -38,6 +39,7 @@ class _Structure:
         moving: the paths of those that may need a gradient; a frozen matrix is too large to make one in vain.
         layout: where the documents are.
         config: the model.
+        by: what multiplies and attends in the forward pass.
     """
 
     spec: pytree.TreeSpec
@@ -45,6 +47,7 @@ class _Structure:
     moving: frozenset[str]
     layout: PackedLayout
     config: DecoderConfig
+    by: Primitives
 
 
 def block(
@@ -56,6 +59,7 @@ def block(
     layout: PackedLayout,
     *,
     remat: bool = False,
+    by: Primitives = ORDINARY,
 ) -> Pair:
     """One layer: `project`, attention and `finish` of `decoder_layer`.
 
@@ -66,12 +70,13 @@ def block(
         cos, sin: float32 [N, head_dim / 2].
         layout: where the documents are.
         remat: keep the stream alone, and compute the layer again in the backward pass.
+        by: what multiplies and attends; the backward pass is the same for all.
     """
     leaves, spec = pytree.tree_flatten(layer)
     paths = _paths(layer)
     moving = frozenset(path for path, leaf in zip(paths, leaves, strict=True) if leaf.requires_grad)
     run = _light if remat else _whole
-    stream, change, *_ = run(_Structure(spec, paths, moving, layout, config), *pair, cos, sin, *leaves)
+    stream, change, *_ = run(_Structure(spec, paths, moving, layout, config, by), *pair, cos, sin, *leaves)
     return Pair(stream, change)
 
 
@@ -111,23 +116,23 @@ class _Kept(NamedTuple):
 
 
 def _forward(
-    config: DecoderConfig,
+    structure: _Structure,
     layer: Layer,
-    layout: PackedLayout,
     first: torch.Tensor,
     normal: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
 ) -> tuple[torch.Tensor, _Kept]:
     """The second summand of the result, and what is kept, of the stream and its normalised rows."""
+    config, layout, by = structure.config, structure.layout, structure.by
     eps = config.rms_norm_eps
-    qkv = linear(normal, layer.qkv, layer.qkv_bias).unflatten(-1, (-1, config.head_dim))
+    qkv = by.linear(normal, layer.qkv, layer.qkv_bias).unflatten(-1, (-1, config.head_dim))
     q, k = norm_rotary.forward(qkv, *_head_norms(layer), cos, sin, config.num_heads, eps)
-    attended = fused.forward(q, k, qkv[:, -config.num_kv_heads :], layout, config.head_dim**-0.5)
-    added = linear(attended[0].flatten(-2), layer.o, layer.o_bias)
+    attended = by.fused(q, k, qkv[:, -config.num_kv_heads :], layout, config.head_dim**-0.5)
+    added = by.linear(attended[0].flatten(-2), layer.o, layer.o_bias)
     second, normal = add_rms_norm.forward(added, first, layer.mlp_norm, eps)
-    gate_up = linear(normal, layer.gate_up, layer.gate_up_bias)
-    change = linear(gated_silu.forward(gate_up), layer.down, layer.down_bias)
+    gate_up = by.linear(normal, layer.gate_up, layer.gate_up_bias)
+    change = by.linear(gated_silu.forward(gate_up), layer.down, layer.down_bias)
     return change, _Kept(first, second, qkv, q, k, gate_up, attended)
 
 
@@ -200,7 +205,7 @@ def _whole_forward(
 ) -> tuple[torch.Tensor, ...]:
     layer = pytree.tree_unflatten(leaves, structure.spec)
     first, normal = add_rms_norm.forward(change, stream, layer.attn_norm, structure.config.rms_norm_eps)
-    result, kept = _forward(structure.config, layer, structure.layout, first, normal, cos, sin)
+    result, kept = _forward(structure, layer, first, normal, cos, sin)
     return kept.second, result, first, kept.qkv, kept.q, kept.k, kept.gate_up, *kept.attended
 
 
@@ -224,7 +229,7 @@ def _light_pull(cotangents: tuple[Any, ...], inputs: tuple[Any, ...], outputs: t
 
     def kept() -> _Kept:
         normal = add_rms_norm.forward(first, torch.zeros_like(first), layer.attn_norm, config.rms_norm_eps)[1]
-        return _forward(config, layer, structure.layout, first, normal, cos, sin)[1]
+        return _forward(structure, layer, first, normal, cos, sin)[1]
 
     dpair, found = _backward(structure, layer, kept(), cotangents, cos, sin)
     return None, dpair, dpair, None, None, *found

@@ -10,10 +10,11 @@ from areno_fn.contracts.errors import ModelError
 from areno_fn.kernels.add_rms_norm import add_rms_norm
 from areno_fn.kernels.attention import packed_attention, packed_layout
 from areno_fn.kernels.attention.fused import takes
+from areno_fn.kernels.consistency import ORDINARY, Primitives
 from areno_fn.kernels.rms_norm import rms_norm
 from areno_fn.models.decoder import Decoder, DecoderConfig, Layer
 from areno_fn.models.decoder_block import Pair, block
-from areno_fn.models.decoder_layer import angles, check_tokens, finish, logits, project
+from areno_fn.models.decoder_layer import angles, check_tokens, finish, logits, project, require_ordered
 
 
 def forward(
@@ -54,10 +55,12 @@ def hidden(
     *,
     bounds: tuple[int, int] | None = None,
     remat: int = 0,
+    by: Primitives = ORDINARY,
 ) -> torch.Tensor:
     """Final hidden states [N, D]; arguments and errors as for `forward`.
 
     With `remat` k every k-th layer, from the first, keeps its input alone, and is computed again in the backward pass.
+    `by` multiplies and attends.
     """
     if not tokens.shape == positions.shape == segments.shape:
         raise ModelError(
@@ -72,8 +75,10 @@ def hidden(
         pair = Pair(x, torch.zeros_like(x))
         cos, sin = cos.to(x.dtype), sin.to(x.dtype)  # as every layer rounds them
         for number, layer in enumerate(params.layers):
-            pair = block(config, layer, pair, cos, sin, layout, remat=is_again(number, remat))
+            pair = block(config, layer, pair, cos, sin, layout, remat=is_again(number, remat), by=by)
         return add_rms_norm(pair.change, pair.stream, params.norm, config.rms_norm_eps)[1]
+
+    require_ordered(x, by)
 
     def read(layer: Layer, x: torch.Tensor) -> torch.Tensor:
         q, k, v = project(config, layer, x, cos, sin)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from areno_fn.contracts.errors import ModelError
+from areno_fn.kernels.consistency import ORDINARY, Primitives
 from areno_fn.kernels.gated_silu import gated_silu
 from areno_fn.kernels.linear import linear
 from areno_fn.kernels.rms_norm import rms_norm
@@ -47,9 +48,22 @@ def angles(config: DecoderConfig, positions: torch.Tensor) -> tuple[torch.Tensor
     return turned.cos() * scale, turned.sin() * scale
 
 
-def logits(params: Decoder, hidden: torch.Tensor) -> torch.Tensor:
+def logits(params: Decoder, hidden: torch.Tensor, by: Primitives = ORDINARY) -> torch.Tensor:
     """Logits [..., V] of final hidden states [..., D]."""
-    return linear(hidden, params.embed if params.head is None else params.head)
+    return by.linear(hidden, params.embed if params.head is None else params.head)
+
+
+def require_ordered(x: torch.Tensor, by: Primitives) -> None:
+    """Refuses on a GPU what the fused path does not take where rollouts are to have the bits of training.
+
+    Raises:
+        ModelError: the primitives are not the ordinary ones.
+    """
+    if x.is_cuda and by is not ORDINARY:
+        raise ModelError(
+            "consistency 'bitwise' is for parameters in bfloat16 or float16, heads of at most 256 channels in eights, and "
+            f"no traced graph, received {str(x.dtype).removeprefix('torch.')} {list(x.shape)}"
+        )
 
 
 def at_hand(tensor: torch.Tensor) -> bool:

@@ -11,15 +11,15 @@ import torch.nn.functional as F
 from areno_fn.contracts.errors import ModelError
 from areno_fn.contracts.pages import Pages
 from areno_fn.kernels import add_rms_norm, gated_silu, norm_rotary
-from areno_fn.kernels.attention import equal_documents, packed_attention
+from areno_fn.kernels.attention import equal_documents
 from areno_fn.kernels.attention.fused import takes
+from areno_fn.kernels.consistency import ORDINARY, Primitives
 from areno_fn.kernels.lanes import next_places
-from areno_fn.kernels.linear import linear
 from areno_fn.kernels.norm_rotary_pages import norm_rotary_pages
-from areno_fn.kernels.paged_attention import paged_attention, write_pages
+from areno_fn.kernels.paged_attention import write_pages
 from areno_fn.kernels.rms_norm import rms_norm
 from areno_fn.models.decoder import Decoder, DecoderConfig, Layer
-from areno_fn.models.decoder_layer import angles, at_hand, check_tokens, finish, logits, project
+from areno_fn.models.decoder_layer import angles, at_hand, check_tokens, finish, logits, project, require_ordered
 
 
 def blank(params: Decoder, config: DecoderConfig, count: int, size: int) -> Pages:
@@ -47,6 +47,7 @@ def read_into(
     lengths: torch.Tensor,
     table: torch.Tensor,
     pages: Pages,
+    by: Primitives = ORDINARY,
 ) -> torch.Tensor:
     """Reads right-padded texts from their beginning and writes them to their pages.
 
@@ -57,6 +58,7 @@ def read_into(
         lengths: int64 [B], from 1 to L.
         table: int64 [B, W], with a page for every token.
         pages: written to.
+        by: what multiplies and attends.
 
     Returns:
         The logits [B, V] after each text.
@@ -80,10 +82,11 @@ def read_into(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
         write_pages(k, v, keys, values, places)
-        return packed_attention(q, k, v, layout, config.head_dim**-0.5)
+        return by.packed(q, k, v, layout, config.head_dim**-0.5)
 
     ends = torch.arange(batch, device=tokens.device) * longest + last.flatten()
-    return logits(params, _through(params, config, tokens.flatten(), columns.repeat(batch), pages, attend, ends))
+    hidden = _through(params, config, tokens.flatten(), columns.repeat(batch), pages, attend, by, ends)
+    return logits(params, hidden, by)
 
 
 def read_next(
@@ -94,6 +97,7 @@ def read_next(
     table: torch.Tensor,
     pages: Pages,
     longest: int | None = None,
+    by: Primitives = ORDINARY,
 ) -> torch.Tensor:
     """Reads one more token a row.
 
@@ -105,6 +109,7 @@ def read_next(
         table: int64 [B, W], with a page for the token that is read.
         pages: written to.
         longest: the largest of `stored` or more, where it is known.
+        by: what multiplies and attends.
 
     Returns:
         The logits [B, V] after it.
@@ -125,7 +130,7 @@ def read_next(
     places, lengths = next_places(stored, table, pages.size)
 
     def look(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        return paged_attention(q, keys, values, table, lengths, config.head_dim**-0.5, longest=longest + 1)
+        return by.paged(q, keys, values, table, lengths, config.head_dim**-0.5, longest=longest + 1)
 
     def attend(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
@@ -150,7 +155,7 @@ def read_next(
         )
         return look(q, keys, values)
 
-    return logits(params, _through(params, config, tokens, stored, pages, attend, mix=mix))
+    return logits(params, _through(params, config, tokens, stored, pages, attend, by, mix=mix), by)
 
 
 def _through(
@@ -160,6 +165,7 @@ def _through(
     positions: torch.Tensor,
     pages: Pages,
     attend: Callable[..., torch.Tensor],
+    by: Primitives,
     rows: torch.Tensor | None = None,
     mix: Callable[..., torch.Tensor] | None = None,
 ) -> torch.Tensor:
@@ -173,6 +179,7 @@ def _through(
     x = F.embedding(tokens, params.embed)
     layers = zip(params.layers, pages.keys, pages.values, strict=True)
     if not takes(x, config.head_dim):
+        require_ordered(x, by)
         for layer, keys, values in layers:
             x = finish(config, layer, x, attend(*project(config, layer, x, cos, sin), keys, values))
         x = x if rows is None else x.index_select(0, rows)
@@ -182,7 +189,7 @@ def _through(
     mixed = mix or _apart(config, attend)
     for layer, keys, values in layers:
         at_once = partial(mixed, layer, cos=cos, sin=sin, keys=keys, values=values)
-        x, change = _fused(config, layer, x, change, at_once)
+        x, change = _fused(config, layer, x, change, at_once, by)
     if rows is not None:
         x, change = x.index_select(0, rows), change.index_select(0, rows)
     normal: torch.Tensor = add_rms_norm.forward(change, x, params.norm, config.rms_norm_eps)[1]
@@ -207,15 +214,16 @@ def _fused(
     x: torch.Tensor,
     change: torch.Tensor,
     mix: Callable[[torch.Tensor], torch.Tensor],
+    by: Primitives,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A layer in the fewest passes; the stream before it and after it is the sum of two tensors [N, D]."""
     eps = config.rms_norm_eps
     x, normal = add_rms_norm.forward(change, x, layer.attn_norm, eps)
-    qkv = linear(normal, layer.qkv, layer.qkv_bias).unflatten(-1, (-1, config.head_dim))
-    added = linear(mix(qkv).flatten(-2), layer.o, layer.o_bias)
+    qkv = by.linear(normal, layer.qkv, layer.qkv_bias).unflatten(-1, (-1, config.head_dim))
+    added = by.linear(mix(qkv).flatten(-2), layer.o, layer.o_bias)
     x, normal = add_rms_norm.forward(added, x, layer.mlp_norm, eps)
-    gated = gated_silu.forward(linear(normal, layer.gate_up, layer.gate_up_bias))
-    return x, linear(gated, layer.down, layer.down_bias)
+    gated = gated_silu.forward(by.linear(normal, layer.gate_up, layer.gate_up_bias))
+    return x, by.linear(gated, layer.down, layer.down_bias)
 
 
 def _check_texts(tokens: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor, pages: Pages) -> None:

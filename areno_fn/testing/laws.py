@@ -32,11 +32,13 @@ from areno_fn.testing.optimizers import optimizer_matches
 from areno_fn.testing.ownership import no_alias, roles_disjoint_exhaustive
 from areno_fn.testing.purity import pure, step_is_pure
 from areno_fn.testing.resume import Run, resume_exact
+from areno_fn.testing.rowwise import batch_invariant
 from areno_fn.testing.sizes import floating, is_floating, require_some
 
 __all__ = [
     "Run",
     "accumulation_invariant",
+    "batch_invariant",
     "checkpoint_roundtrip",
     "donation_agrees",
     "exact_under_split",

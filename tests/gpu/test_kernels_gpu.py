@@ -27,6 +27,7 @@ from areno_fn.kernels.law import (
 )
 from areno_fn.kernels.linear_token_logp import cases as linear_token_logp_cases
 from areno_fn.kernels.norm_rotary import cases as norm_rotary_cases
+from areno_fn.kernels.ordered_linear import cases as ordered_linear_cases
 from areno_fn.kernels.rms_norm import cases as rms_norm_cases
 from areno_fn.kernels.rms_norm import rms_norm
 from areno_fn.kernels.rotary import cases as rotary_cases
@@ -45,6 +46,7 @@ KERNELS = [
     norm_rotary_cases.CASES,
     token_logp_cases.CASES,
     linear_token_logp_cases.CASES,
+    ordered_linear_cases.CASES,
 ]
 HOT = [pytest.param(k, c, id=f"{k.name}-{'x'.join(map(str, c.sizes))}-{c.variant}") for k in KERNELS for c in k.hot]
 

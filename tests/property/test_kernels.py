@@ -29,6 +29,7 @@ from areno_fn.kernels.gated_silu import gated_silu
 from areno_fn.kernels.law import Case, Cases, against_oracle, cotangents_of, moving_tensors, pulled
 from areno_fn.kernels.linear_token_logp import cases as linear_token_logp_cases
 from areno_fn.kernels.norm_rotary import cases as norm_rotary_cases
+from areno_fn.kernels.ordered_linear import cases as ordered_linear_cases
 from areno_fn.kernels.rms_norm import cases as rms_norm_cases
 from areno_fn.kernels.rms_norm import rms_norm
 from areno_fn.kernels.rotary import cases as rotary_cases
@@ -44,6 +45,7 @@ KERNELS = [
     norm_rotary_cases.CASES,
     token_logp_cases.CASES,
     linear_token_logp_cases.CASES,
+    ordered_linear_cases.CASES,
 ]
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 MODES = [

@@ -118,6 +118,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "out": "folder for results; --out overrides it",
         "device": "auto takes a GPU where there is one",
         "model": "what is trained",
+        "consistency": "of a rollout's log-probabilities with training's: up to roundings, or every bit",
         "finetune": 'all of it, or adapters beside it; `finetune = "lora"` takes the defaults',
         "tokenizer": "when absent, that of the model's folder",
         "phases": "run in this order on one state",

@@ -31,7 +31,7 @@ def forward(
 ) -> tuple[torch.Tensor, ...]:
     """The result [N, H, head_dim], and the tensors beside it that `backward` needs; arguments as `packed_attention`'s."""
     longest = layout.longest
-    if _dense(q, layout):
+    if dense(q, layout):
         sides = (_beside(x, layout) for x in (q, k, v))
         out, lse, _, _, _, _, seed, offset, _ = torch.ops.aten._scaled_dot_product_cudnn_attention(
             *sides, None, True, 0.0, True, False, scale=scale
@@ -56,7 +56,7 @@ def backward(
     """Cotangents of q, k and v, [N, .., head_dim] each; `kept` is what `forward` returned."""
     out, lse, state, other = kept
     longest = layout.longest
-    if _dense(q, layout):
+    if dense(q, layout):
         sides = (_beside(x, layout) for x in (dout, q, k, v, out))
         pulled = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
             *sides, lse, state, other, None, None, None, longest, longest, 0.0, True, scale=scale
@@ -70,8 +70,9 @@ def backward(
     return dq, dk, dv
 
 
-def _dense(q: torch.Tensor, layout: PackedLayout) -> bool:
-    if layout.edges is not None or layout.longest < CUDNN_SHORTEST or q.shape[-1] > CUDNN_WIDEST:
+def dense(q: torch.Tensor, layout: PackedLayout) -> bool:
+    """Whether cuDNN's kernel is the one: documents of one length that are long enough, and heads narrow enough."""
+    if not q.is_cuda or layout.edges is not None or layout.longest < CUDNN_SHORTEST or q.shape[-1] > CUDNN_WIDEST:
         return False
     return torch.cuda.get_device_capability(q.device) >= (9, 0)
 

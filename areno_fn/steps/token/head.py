@@ -10,7 +10,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from areno_fn.autodiff import custom_vjp
-from areno_fn.contracts.policy import TokenPolicy
+from areno_fn.contracts.policy import TokenPolicy, is_bitwise
 from areno_fn.contracts.spec import Sampling
 from areno_fn.kernels.linear_token_logp import linear_token_logp
 from areno_fn.steps.token.sampling import MAX_LOGITS, cuts, log_probs
@@ -60,7 +60,13 @@ def decision_log_probs(
     if targets.shape[0] <= rows:
         return log_probs(policy.logits(params, hidden), targets, sampling, kept)
     matrix = policy.head(params) if isinstance(policy, LinearHead) else None
-    if isinstance(matrix, torch.Tensor) and _in_parts(hidden, matrix) and not cuts(sampling, policy.vocab_size):
+    whole = is_bitwise(policy)  # a row of logits at a time, as a rollout has them
+    if (
+        isinstance(matrix, torch.Tensor)
+        and _in_parts(hidden, matrix)
+        and not whole
+        and not cuts(sampling, policy.vocab_size)
+    ):
         return linear_token_logp(hidden, matrix, targets, 1 / (sampling.temperature or 1.0))
     leaves, structure = pytree.tree_flatten(params)
     moving = [i for i, x in enumerate(leaves) if _may_move(x)]

@@ -14,6 +14,7 @@ import torch
 from areno_fn import tree
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.pages import PagedPolicy, Pages
+from areno_fn.contracts.policy import is_bitwise
 from areno_fn.contracts.spec import Sampling
 from areno_fn.kernels.lanes import Book, record
 from areno_fn.steps.token.sampling import cuts, draw
@@ -59,6 +60,7 @@ class Lanes:
         device: torch.device,
     ) -> None:
         self.policy, self.sampling, self.device = policy, sampling, device
+        self._rescored = is_bitwise(policy)
         self.rows, self.width, self.columns = rows, width, sampling.max_tokens
 
         def numbers(*shape: int) -> torch.Tensor:
@@ -127,7 +129,7 @@ class Lanes:
         for slot, columns in zip(slots, before, strict=True):
             if columns is not None:
                 self._restore(slot, columns)
-        drawn = draw(logits, self.sampling, self._key, self._names[lanes], self._stored[lanes])
+        drawn = draw(logits, self.sampling, self._key, self._names[lanes], self._stored[lanes], rescored=self._rescored)
         record(self._book, lanes, *drawn, read=False)
 
     def step(self, params: Any, pages: Pages, rows: int, longest: int | None = None) -> None:
@@ -141,7 +143,7 @@ class Lanes:
         """
         stored, names = self._stored[:rows], self._names[:rows]
         logits = self.policy.read_next(params, self._tokens[:rows], stored, self._table[:rows], pages, longest)
-        drawn = draw(logits, self.sampling, self._key, names, stored + 1)
+        drawn = draw(logits, self.sampling, self._key, names, stored + 1, rescored=self._rescored)
         record(self._book, self._every[:rows], *drawn, read=True)
 
     def taken(self, slots: Sequence[int], indices: Sequence[int], pages: Sequence[int]) -> None:

@@ -11,7 +11,7 @@ from areno_fn import tree
 from areno_fn.contracts.batch import Prompts, Rollout
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.pages import PagedPolicy
-from areno_fn.contracts.policy import Cache, TokenPolicy
+from areno_fn.contracts.policy import Cache, TokenPolicy, is_bitwise
 from areno_fn.contracts.record import record
 from areno_fn.contracts.spec import Sampling
 from areno_fn.steps.token.checks import check_prompts, check_stops
@@ -140,7 +140,7 @@ def _continue(
     slots = torch.arange(names.shape[0], device=names.device)  # of the rows that run
     alive = torch.ones_like(slots, dtype=torch.bool)
     for t in range(limit):
-        drawn = draw(logits, sampling, key, names[slots], starts[slots] + t)
+        drawn = draw(logits, sampling, key, names[slots], starts[slots] + t, rescored=is_bitwise(policy))
         stopped = stops[drawn.tokens] & alive
         page.write(slots, alive, t, drawn, stopped)
         alive = alive & ~stopped

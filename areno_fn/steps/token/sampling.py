@@ -147,7 +147,15 @@ class Drawn(NamedTuple):
     kept: torch.Tensor | None
 
 
-def draw(logits: torch.Tensor, sampling: Sampling, key: Key, ids: torch.Tensor, positions: torch.Tensor) -> Drawn:
+def draw(
+    logits: torch.Tensor,
+    sampling: Sampling,
+    key: Key,
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    rescored: bool = False,
+) -> Drawn:
     """Draws one token a row, as a function of (key, id, position) and the row's logits alone.
 
     The draw is the argmax of the truncated logits plus Gumbel noise at (id, position, token); rows do not
@@ -160,6 +168,7 @@ def draw(logits: torch.Tensor, sampling: Sampling, key: Key, ids: torch.Tensor, 
         key: the random stream.
         ids: int64 [B], the name of each sequence.
         positions: int64 [B], the place of the drawn token in its sequence.
+        rescored: the log-probabilities are those of `log_probs`, to the bit, instead of what was summed while drawing.
     """
     rows = max(1, MAX_LOGITS // logits.shape[-1])
     parts = zip(*(torch.split(x, rows) for x in (logits, ids, positions)), strict=True)
@@ -177,5 +186,10 @@ def draw(logits: torch.Tensor, sampling: Sampling, key: Key, ids: torch.Tensor, 
         )
         for part, names, places in parts
     ]
+    if rescored:
+        drawn = [
+            (tokens, log_probs(part, tokens, sampling, kept)[0].float(), kept)
+            for (tokens, _, kept), part in zip(drawn, torch.split(logits, rows), strict=True)
+        ]
     tokens, logp, kept = drawn[0] if len(drawn) == 1 else (torch.cat(x) for x in zip(*drawn, strict=True))
     return Drawn(tokens, logp, kept if cuts(sampling, logits.shape[-1]) else None)
