@@ -22,6 +22,7 @@ from areno_fn.contracts.record import replace
 from areno_fn.contracts.spec import Sampling
 from areno_fn.kernels import add_rms_norm, gated_silu, norm_rotary, ordered_attention
 from areno_fn.kernels.attention import equal_documents, fused, packed_layout
+from areno_fn.kernels.norm_rotary_pages import norm_rotary_pages
 from areno_fn.kernels.ordered_attention import over_pages, packed
 from areno_fn.kernels.ordered_linear import ordered_linear
 from areno_fn.kernels.rms_norm import rms_norm
@@ -67,6 +68,19 @@ def test_rows_of_everything_beside_the_products_do_not_depend_on_their_number(wi
     qkv, cos, sin = normal(2000, 8, 64), normal(2000, 32, seed=3), normal(2000, 32, seed=4)
     heads = lambda x, cos, sin: norm_rotary.forward(x, half, half, cos, sin, 4, 1e-6)  # noqa: E731
     laws.batch_invariant(heads, qkv, cos, sin, sizes=SIZES)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(16, 8, 128), (8, 2, 64), (9, 1, 96)])
+def test_heads_of_one_token_are_normalised_and_rotated_as_those_of_many(heads: int, kv_heads: int, size: int) -> None:
+    qkv, weight = normal(300, heads + 2 * kv_heads, size), normal(size, seed=1)
+    cos, sin = normal(300, size // 2, seed=2), normal(300, size // 2, seed=3)
+    q, k = norm_rotary.forward(qkv, weight, weight, cos, sin, heads, 1e-6)
+    for few in (1, 7, 300):
+        keys, values = (torch.zeros(20, kv_heads, 32, size, device=DEVICE, dtype=LOW).transpose(1, 2) for _ in "kv")
+        places = torch.arange(few, device=DEVICE) + 32
+        given = qkv[:few], weight, weight, cos[:few], sin[:few], heads, 1e-6, keys, values, places
+        assert torch.equal(norm_rotary_pages(*given), q[:few])
+        assert torch.equal(keys.flatten(0, 1)[places], k[:few])
 
 
 @pytest.mark.parametrize("size", [151936, 5003, 1000])

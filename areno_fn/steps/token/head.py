@@ -17,6 +17,9 @@ from areno_fn.steps.token.sampling import MAX_LOGITS, cuts, log_probs
 
 _Pair = tuple[torch.Tensor, torch.Tensor]
 
+WHOLE_ROWS = 4 * MAX_LOGITS
+"""Most logits held at once where only whole rows are to be had, each chunk of which reads the whole head four times."""
+
 
 @runtime_checkable
 class LinearHead(Protocol):
@@ -35,7 +38,7 @@ def decision_log_probs(
     targets: torch.Tensor,
     kept: torch.Tensor | None = None,
     *,
-    max_logits: int = MAX_LOGITS,
+    max_logits: int | None = None,
 ) -> _Pair:
     """Log-probabilities and entropies of decisions, given the hidden states they were made in.
 
@@ -51,22 +54,17 @@ def decision_log_probs(
         hidden: [M, D].
         targets: int64 [M].
         kept: int64 [M], how many tokens each target was drawn among; see `sampling.truncate`.
-        max_logits: most logits held at once.
+        max_logits: most logits held at once; `MAX_LOGITS` when omitted, `WHOLE_ROWS` of a bitwise policy.
 
     Returns:
         logp float32 [M], which carries the gradient, and entropy float32 [M], which carries none.
     """
-    rows = max(1, max_logits // policy.vocab_size)
+    whole = is_bitwise(policy)  # rows of logits as a rollout has them, never parts of the vocabulary
+    rows = max(1, (max_logits or (WHOLE_ROWS if whole else MAX_LOGITS)) // policy.vocab_size)
     if targets.shape[0] <= rows:
         return log_probs(policy.logits(params, hidden), targets, sampling, kept)
-    matrix = policy.head(params) if isinstance(policy, LinearHead) else None
-    whole = is_bitwise(policy)  # a row of logits at a time, as a rollout has them
-    if (
-        isinstance(matrix, torch.Tensor)
-        and _in_parts(hidden, matrix)
-        and not whole
-        and not cuts(sampling, policy.vocab_size)
-    ):
+    matrix = policy.head(params) if isinstance(policy, LinearHead) and not whole else None
+    if isinstance(matrix, torch.Tensor) and _in_parts(hidden, matrix) and not cuts(sampling, policy.vocab_size):
         return linear_token_logp(hidden, matrix, targets, 1 / (sampling.temperature or 1.0))
     leaves, structure = pytree.tree_flatten(params)
     moving = [i for i, x in enumerate(leaves) if _may_move(x)]
