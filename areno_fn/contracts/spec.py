@@ -47,6 +47,8 @@ from areno_fn.contracts.spec_matching import FlowTaught as FlowTaught
 from areno_fn.contracts.spec_matching import FlowTDM as FlowTDM
 from areno_fn.contracts.spec_matching import FlowTDMR1 as FlowTDMR1
 from areno_fn.contracts.spec_matching import StudentDenoising as StudentDenoising
+from areno_fn.contracts.spec_matching import Teacher as Teacher
+from areno_fn.contracts.spec_matching import folders_of as folders_of
 from areno_fn.contracts.spec_optimizers import AdamW8bitSpec as AdamW8bitSpec
 from areno_fn.contracts.spec_optimizers import AdamWSpec as AdamWSpec
 from areno_fn.contracts.spec_optimizers import Decay as Decay

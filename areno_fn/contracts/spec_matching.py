@@ -103,13 +103,28 @@ class FlowTDMR1(FlowMatchedAlong, frozen=True, kw_only=True, tag="flow_tdm_r1", 
     slow: Forgetting = field(default_factory=lambda: Forgetting(start=1e-3, rate=1e-3, cap=0.3))
 
 
+class Teacher(Spec, frozen=True, kw_only=True):
+    """A folder that teaches what is drawn for the prompts of some data sets, by their names."""
+
+    path: str
+    data: Annotated[list[str], Meta(min_length=1)]
+
+
 class FlowDistill(FlowTaught, frozen=True, kw_only=True, tag="flow_distill", tag_field="kind"):
     """On-policy distillation: in the states that the student reaches, it is drawn to what the teacher would do.
 
-    The distance of a step is measured between velocities, the means of steps, or predicted data; of noisy steps it is the
-    KL divergence, "gaussian". `normalised` divides it by the mean absolute difference.
+    In the place of one teacher there may be `teachers`, each of its own data sets. The distance of a step is measured between
+    velocities, the means of steps, or predicted data; of noisy steps it is the KL divergence, "gaussian". `normalised`
+    divides it by the mean absolute difference.
     """
 
+    teachers: list[Teacher] = field(default_factory=list)
     denoising: StudentDenoising = field(default_factory=StudentDenoising)
     space: Literal["velocity", "mean", "data", "gaussian"] = "velocity"
     normalised: bool = False
+
+
+def folders_of(algorithm: FlowTaught) -> tuple[str, ...]:
+    """The folders of an algorithm's teachers, in order; none where the actor as the phase begins is the teacher."""
+    several = [teacher.path for teacher in algorithm.teachers] if isinstance(algorithm, FlowDistill) else []
+    return (*([algorithm.teacher] if algorithm.teacher else []), *several)

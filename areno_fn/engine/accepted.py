@@ -11,8 +11,9 @@ from areno_fn.ckpt.manifest import Manifest
 from areno_fn.ckpt.trees import Values, differences
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.optim import groups_of
-from areno_fn.contracts.spec import FlowTaught, OptimizerSpec, Phase, RunSpec, SGDSpec
+from areno_fn.contracts.spec import FlowTaught, OptimizerSpec, Phase, RunSpec, SGDSpec, folders_of
 from areno_fn.contracts.state import Cursor
+from areno_fn.engine.cast import teacher_roles
 from areno_fn.engine.composition import snapshots_of
 from areno_fn.engine.plan import Plan
 from areno_fn.steps.recipes import CRITIC, TEACHER
@@ -79,10 +80,12 @@ def require_memory(now: Phase, before: Phase) -> None:
 
 
 def used_roles(recorded: RunSpec, at: Cursor) -> frozenset[str]:
-    """The roles that phases which have begun train, and the teacher, where one of them learns from a folder's."""
+    """The roles that phases which have begun train, and the teachers from whose folders they learn."""
     phases = begun(recorded, at)
-    taught = any(isinstance(phase.algorithm, FlowTaught) and phase.algorithm.teacher for phase in phases)
-    return frozenset({role for phase in phases for role in phase.algorithm.roles} | ({TEACHER} if taught else set()))
+    roles = {path: role for path, (role, _) in teacher_roles(recorded).items()}
+    taught = [phase.algorithm for phase in phases if isinstance(phase.algorithm, FlowTaught)]
+    trained = {role for phase in phases for role in phase.algorithm.roles}
+    return frozenset(trained | {roles[path] for algorithm in taught for path in folders_of(algorithm)})
 
 
 def saved_roles(manifest: Manifest, names: Collection[str]) -> dict[str, Any]:
@@ -104,9 +107,10 @@ def _require_kept_role(plan: Plan, manifest: Manifest, role: str) -> None:
     tensors, scalars = _bare(manifest.specs, role), _bare(manifest.values.scalars, role)
     found = differences(tensors, Values(scalars=scalars), shapes[role])
     if found:
-        path = {CRITIC: "critic.path", TEACHER: "teacher"}.get(role, "finetune")
+        taught = role.startswith(TEACHER)
+        path = "critic.path" if role == CRITIC else "its folder" if taught else "finetune"
         raise SpecError(
-            f"accept: the {role} has been {'used' if role == TEACHER else 'trained'}, and now its parameters would be others "
+            f"accept: the {role} has been {'used' if taught else 'trained'}, and now its parameters would be others "
             f"({found[0]}); leave {path} and the dtype of the model as they were"
         )
 

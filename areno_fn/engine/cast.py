@@ -1,4 +1,4 @@
-"""The roles that algorithms of flow models have beside the actor: copies of it that are trained, and a teacher from a folder."""
+"""The roles that algorithms of flow models have beside the actor: copies of it that are trained, and teachers from folders."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ import attrs
 import torch
 
 from areno_fn.ckpt import hf
-from areno_fn.contracts.errors import ModelError, SpecError
-from areno_fn.contracts.flow_policy import FlowPolicy
+from areno_fn.contracts.errors import ModelError
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.pipeline_io import PipelineIOContract
 from areno_fn.contracts.placement import Placement
 from areno_fn.contracts.roles import Role
-from areno_fn.contracts.spec import FlowTaught, HFModel, RunSpec
+from areno_fn.contracts.spec import FlowTaught, HFModel, RunSpec, folders_of
 from areno_fn.engine.finetune import FinetunePlan, count
 from areno_fn.engine.model import ModelPlan, from_folder
 from areno_fn.engine.place import at
 from areno_fn.models.flow_families import FlowFamily
-from areno_fn.steps.recipes import ACTOR, TEACHER
+from areno_fn.steps.recipes import ACTOR, TEACHER, Teaching
 from areno_fn.steps.variants import snapshot
 
 _UNUSED = Key.of(0)
@@ -35,24 +34,28 @@ class Cast:
     Attributes:
         finetune: of the actor; its copies are trained in the same way.
         copies: names of the trained ones, in order.
-        teacher: the model of the folder; None where no phase names one.
+        teachers: the models of folders, by role.
+        folders: the role of each folder, by its path as the specification writes it.
     """
 
     finetune: FinetunePlan
     copies: tuple[str, ...] = ()
-    teacher: ModelPlan | None = None
+    teachers: Mapping[str, ModelPlan] = attrs.field(factory=dict)
+    folders: Mapping[str, str] = attrs.field(factory=dict)
 
     @property
     def roles(self) -> tuple[Role, ...]:
         """None of them is part of the trained model."""
         trunk = next(role.trunk for role in self.finetune.roles.roles if role.name == ACTOR)
-        found = tuple(Role(name=name, exported=False, trunk=trunk) for name in self.copies)
-        return found if self.teacher is None else (*found, Role(name=TEACHER, trainable=False, exported=False))
+        trained = [Role(name=name, exported=False, trunk=trunk) for name in self.copies]
+        return (*trained, *(Role(name=name, trainable=False, exported=False) for name in self.teachers))
 
     @property
-    def teacher_policy(self) -> FlowPolicy | None:
-        """The functions of the teacher."""
-        return None if self.teacher is None else self.teacher.flow_policy
+    def teaching(self) -> dict[str, Teaching]:
+        """The teachers by path."""
+        return {
+            path: Teaching(role=role, policy=self.teachers[role].flow_policy) for path, role in self.folders.items()
+        }
 
     @property
     def placements(self) -> dict[str, Mapping[str, Placement]]:
@@ -62,55 +65,59 @@ class Cast:
     def shapes(self) -> dict[str, Any]:
         """The parameters of each role as meta tensors."""
         actor = self.finetune.shapes()[ACTOR]
-        return self._with_teacher({name: snapshot(actor) for name in self.copies}, None, None)
+        frozen = {role: teacher.shapes() for role, teacher in self.teachers.items()}
+        return {name: snapshot(actor) for name in self.copies} | frozen
 
     def load(
         self, params: Mapping[str, Any], device: torch.device, progress: hf.Progress | None = None
     ) -> dict[str, Any]:
-        """The parameters that a run begins with: copies of the actor's, and those of the folder."""
-        return self._with_teacher({name: snapshot(params[ACTOR]) for name in self.copies}, device, progress)
+        """The parameters that a run begins with: copies of the actor's, and those of the folders."""
+        frozen = {role: teacher.load(_UNUSED, device, progress) for role, teacher in self.teachers.items()}
+        return {name: snapshot(params[ACTOR]) for name in self.copies} | frozen
 
     def describe(self) -> str:
         """What is beside the actor, in words; nothing where nothing is."""
         size = f"{count(self.finetune.shapes()[ACTOR]):,}"
         told = [f"{name} of {size}" for name in self.copies]
-        if self.teacher is not None:
-            told.append(f"a frozen teacher of {count(self.teacher.shapes()):,}")
+        told += [f"a frozen {role} of {count(teacher.shapes()):,}" for role, teacher in self.teachers.items()]
         return f", and {' and '.join(told)}" if told else ""
 
-    def _with_teacher(
-        self, found: dict[str, Any], device: torch.device | None, progress: hf.Progress | None
-    ) -> dict[str, Any]:
-        teacher = self.teacher
-        if teacher is None:
-            return found
-        if device is None:
-            return found | {TEACHER: teacher.shapes()}
-        return found | {TEACHER: teacher.load(_UNUSED, device, progress)}
+
+def teacher_roles(spec: RunSpec) -> dict[str, tuple[str, str]]:
+    """The teachers' folders of a run, by path as it is written: the role that each is read into, and where it is first named.
+
+    A folder has one role, however often it is named: `teacher`, then `teacher_2` and so on.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    roles: dict[str, str] = {}
+    for phase in spec.phases:
+        if not isinstance(phase.algorithm, FlowTaught):
+            continue
+        for place, path in enumerate(folders_of(phase.algorithm)):
+            role = TEACHER if not roles else f"{TEACHER}_{len(roles) + 1}"
+            role = roles.setdefault(_place(path), role)
+            field = "teacher" if phase.algorithm.teacher else f"teachers.{place}.path"
+            found.setdefault(path, (role, f"phases.{phase.name}.algorithm.{field}"))
+    return found
 
 
 def plan_cast(spec: RunSpec, model: ModelPlan, finetune: FinetunePlan) -> Cast:
     """The roles of a run beside its actor.
 
     Raises:
-        SpecError: two phases name different teachers.
-        ModelError: a folder holds no model of the same latents and classes.
+        ModelError: a teacher's folder holds no model of the same latents and classes.
         CheckpointError: it is damaged or incomplete.
     """
-    using = [(phase.name, phase.algorithm) for phase in spec.phases if isinstance(phase.algorithm, FlowTaught)]
-    copies = tuple(dict.fromkeys(role for _, algorithm in using for role in algorithm.roles if role != ACTOR))
-    named = [(name, algorithm.teacher) for name, algorithm in using if algorithm.teacher]
-    for name, path in named[1:]:
-        if _place(path) != _place(named[0][1]):
-            raise SpecError(
-                f"phases.{name}.algorithm.teacher: {path!r} is another teacher than {named[0][1]!r} of phases.{named[0][0]}; "
-                f"a run has one teacher, so give all phases the same path"
-            )
-    if not named:
-        return Cast(finetune=finetune, copies=copies)
-    with at(f"phases.{named[0][0]}.algorithm.teacher"):
-        teacher = _teacher(named[0][1], spec, model)
-    return Cast(finetune=finetune, copies=copies, teacher=teacher)
+    using = [phase.algorithm for phase in spec.phases if isinstance(phase.algorithm, FlowTaught)]
+    copies = tuple(dict.fromkeys(role for algorithm in using for role in algorithm.roles if role != ACTOR))
+    named, teachers = teacher_roles(spec), {}
+    for path, (role, where) in named.items():
+        if role not in teachers:
+            with at(where):
+                teachers[role] = _teacher(path, spec, model)
+    return Cast(
+        finetune=finetune, copies=copies, teachers=teachers, folders={path: role for path, (role, _) in named.items()}
+    )
 
 
 def _teacher(path: str, spec: RunSpec, model: ModelPlan) -> ModelPlan:

@@ -33,6 +33,7 @@ from areno_fn.contracts.spec import (
     Schedule,
     SGDSpec,
     copies_of,
+    folders_of,
     refers,
 )
 from areno_fn.engine.flow_rules import flow_problems, uses_average
@@ -194,7 +195,7 @@ def snapshots_of(phase: Phase) -> list[str]:
     if isinstance(algorithm, FlowReferred):
         compared = refers(algorithm) and algorithm.reference == "start"
     if isinstance(algorithm, FlowTaught):
-        compared = not algorithm.teacher
+        compared = not folders_of(algorithm)
     copies = copies_of(algorithm) if isinstance(algorithm, FlowGrouped) else {}
     slow = ["slow"] * isinstance(algorithm, FlowTDMR1)
     return ["reference"] * compared + ["ema"] * (phase.ema is not None) + [*copies, *slow]

@@ -26,6 +26,7 @@ from areno_fn.contracts.spec import (
     Phase,
     RunSpec,
     copies_of,
+    folders_of,
     refers,
 )
 
@@ -77,7 +78,7 @@ def guidance_problems(spec: RunSpec, name: str) -> Iterator[str]:
             asked.append((f"{where}.denoising.guidance", drawn.guidance))
         if isinstance(algorithm, FlowDGPO | FlowCRD) and refers(algorithm) and not taught:
             asked.append((f"{where}.reference_guidance", algorithm.reference_guidance))
-        if isinstance(algorithm, FlowTaught) and not algorithm.teacher and not taught:
+        if isinstance(algorithm, FlowTaught) and not folders_of(algorithm) and not taught:
             asked.append((f"{where}.teacher_guidance", algorithm.teacher_guidance))
         if phase.denoising is not None and not taught:
             asked.append((f"phases.{phase.name}.denoising.guidance", phase.denoising.guidance))

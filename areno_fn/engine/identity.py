@@ -26,6 +26,7 @@ from areno_fn.contracts.spec import (
     Phase,
     RewardSpec,
     RunSpec,
+    folders_of,
 )
 from areno_fn.engine.cast import Cast
 from areno_fn.engine.critic import CriticPlan
@@ -89,7 +90,7 @@ def identity_of(
                 list(stop),
                 *contents,
                 *_critic(critic),
-                *_teacher(cast),
+                *_teachers(spec, cast),
                 *([] if spec.consistency == "ordinary" else [spec.consistency]),
             ]
         ),
@@ -188,8 +189,9 @@ def _phase(phase: Phase, long: bool, full: bool) -> dict[str, Any]:
     kept = told(phase, full=full, aside=aside)
     if isinstance(phase.algorithm, PPO):  # what a run begins with is in its states
         kept["algorithm"].get("critic", {}).pop("path", None)
-    if isinstance(phase.algorithm, FlowTaught) and phase.algorithm.teacher:
-        kept["algorithm"]["teacher"] = True
+    if isinstance(phase.algorithm, FlowTaught):
+        for named in (kept["algorithm"], *kept["algorithm"].get("teachers", [])):
+            named |= {name: bool(named[name]) for name in ("teacher", "path") if name in named}
     return kept | judged | _average(phase.ema, full)
 
 
@@ -228,15 +230,17 @@ def _critic(critic: CriticPlan | None) -> list[Any]:
     return [["critic", critic.begin is not None, dict(critic.hf_config), _leaves(critic.shapes())]]
 
 
-def _teacher(cast: Cast | None) -> list[Any]:
-    """What a teacher from a folder is; its parameters are in the states."""
-    if cast is None or cast.teacher is None:
+def _teachers(spec: RunSpec, cast: Cast | None) -> list[Any]:
+    """What the teachers from folders are, and which phase learns from which; their parameters are in the states."""
+    if cast is None or not cast.teachers:
         return []
-    return [["teacher", dict(cast.teacher.hf_config), _leaves(cast.teacher.shapes())]]
+    models = [[role, dict(model.hf_config), _leaves(model.shapes())] for role, model in cast.teachers.items()]
+    taught = [(phase.name, phase.algorithm) for phase in spec.phases if isinstance(phase.algorithm, FlowTaught)]
+    return [models, [[name, *(cast.folders[path] for path in folders_of(one))] for name, one in taught]]
 
 
 def _paths(spec: RunSpec) -> Any:
-    """Where the reward models are, by phase and place, and the critic and the teacher."""
+    """Where the reward models are, by phase and place, and the critic and the teachers."""
 
     def of(phase: Phase) -> dict[str, Any]:
         judges = [
@@ -246,8 +250,8 @@ def _paths(spec: RunSpec) -> Any:
         critic = (
             {"algorithm": {"critic": {"path": phase.algorithm.critic.path}}} if isinstance(phase.algorithm, PPO) else {}
         )
-        taught = {"algorithm": {"teacher": phase.algorithm.teacher}} if isinstance(phase.algorithm, FlowTaught) else {}
-        return found | critic | taught
+        taught = list(folders_of(phase.algorithm)) if isinstance(phase.algorithm, FlowTaught) else []
+        return found | critic | ({"algorithm": {"teachers": taught}} if taught else {})
 
     return {"phases": {phase.name: of(phase) for phase in spec.phases}}
 

@@ -153,7 +153,8 @@ def plan_phase(
         shelves=residency.shelves,
         donate=True,  # as the loop does, which keeps no state beside the one that a step returns
         levels=levels,
-        teacher_policy=None if cast is None else cast.teacher_policy,
+        teachers={} if cast is None else cast.teaching,
+        sources=tuple(row.source for row in rows),
         **_critic(spec, critic),
     )
     with at(where):

@@ -11,7 +11,6 @@ from areno_fn.contracts.spec import (
     PPO,
     ClipReward,
     DataSpec,
-    FlowTaught,
     HFModel,
     HFTokenizer,
     Lora,
@@ -20,6 +19,7 @@ from areno_fn.contracts.spec import (
     RunSpec,
     StoredData,
 )
+from areno_fn.engine.cast import teacher_roles
 from areno_fn.engine.outputs import OWN, written
 
 
@@ -64,8 +64,7 @@ def _sources(spec: RunSpec) -> Iterator[tuple[str, str]]:
         yield from _read(where, phase.data, phase.rewards)
         if isinstance(phase.algorithm, PPO) and phase.algorithm.critic.path:
             yield f"{where}.algorithm.critic.path", phase.algorithm.critic.path
-        if isinstance(phase.algorithm, FlowTaught) and phase.algorithm.teacher:
-            yield f"{where}.algorithm.teacher", phase.algorithm.teacher
+    yield from ((where, path) for path, (_, where) in teacher_roles(spec).items())
     if spec.evaluation is not None:
         yield from _read("evaluation", spec.evaluation.data, spec.evaluation.rewards)
 

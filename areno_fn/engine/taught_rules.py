@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from areno_fn.contracts.spec import FlowDistill, FlowMatched, FlowTaught, FlowTDMR1, Phase
+from areno_fn.contracts.spec import FlowDistill, FlowMatched, FlowTaught, FlowTDMR1, Phase, folders_of
 from areno_fn.engine.flow_rules import comparison_problems, forgetting_problems
 
 
@@ -16,6 +16,7 @@ def taught_problems(phase: Phase, algorithm: FlowTaught) -> Iterator[str]:
     if isinstance(algorithm, FlowTDMR1):
         yield from _rewarded(phase, algorithm, where)
     if isinstance(algorithm, FlowDistill):
+        yield from _several(phase, algorithm, where)
         yield from _distilled(algorithm, where)
 
 
@@ -34,10 +35,28 @@ def _rewarded(phase: Phase, algorithm: FlowTDMR1, where: str) -> Iterator[str]:
         )
 
 
+def _several(phase: Phase, algorithm: FlowDistill, where: str) -> Iterator[str]:
+    """Every data set of the phase has one of several teachers, and they teach no others."""
+    if algorithm.teacher and algorithm.teachers:
+        yield f"{where}.teacher: it is one for all data sets, and `teachers` are given; remove one of them"
+    sets = [source.name or str(place) for place, source in enumerate(phase.data)]
+    taught = [name for teacher in algorithm.teachers for name in teacher.data]
+    for place, teacher in enumerate(algorithm.teachers):
+        for name in teacher.data:
+            if name not in sets:
+                yield (
+                    f"{where}.teachers.{place}.data: there is no data set {name!r} in phases.{phase.name}.data; those there "
+                    f"are called {', '.join(sets)}"
+                )
+    for name in sets if algorithm.teachers else ():
+        if taught.count(name) != 1:
+            yield f"{where}.teachers: the data set {name!r} has {taught.count(name)} of them; name it in the `data` of one"
+
+
 def _distilled(algorithm: FlowDistill, where: str) -> Iterator[str]:
     levels = algorithm.denoising
     noisy = levels.dynamics != "ode"
-    if not algorithm.teacher and algorithm.teacher_guidance == levels.guidance:
+    if not folders_of(algorithm) and algorithm.teacher_guidance == levels.guidance:
         yield (
             f"{where}.teacher: without a folder the teacher is the student as it begins, from which there is nothing to learn; "
             f"give a folder, or another teacher_guidance than the student's"

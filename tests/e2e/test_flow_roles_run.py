@@ -277,20 +277,8 @@ def test_what_does_not_fit_is_refused_in_one_sentence(
     assert [line.removeprefix("error: ") for line in done.err.splitlines()] == [sentence]
 
 
-def test_a_run_has_one_teacher_that_makes_what_the_actor_makes(whole: Path, spec: Path, tmp_path: Path) -> None:
+def test_a_teacher_makes_what_the_actor_makes(whole: Path, spec: Path, tmp_path: Path) -> None:
     teacher = shutil.copytree(whole / "export", tmp_path / "teacher")
-    second = shutil.copytree(whole / "export", tmp_path / "second")
-    done = tiny.run(
-        spec,
-        tmp_path / "out",
-        phases__dmd2__algorithm__teacher=str(teacher),
-        phases__tdm__algorithm__teacher=str(second),
-    )
-    assert done.code == 2
-    assert (
-        f"phases.tdm.algorithm.teacher: {str(second)!r} is another teacher than {str(teacher)!r} of phases.dmd2"
-        in done.err
-    )
     done = tiny.run(
         spec,
         tmp_path / "out",
@@ -300,3 +288,71 @@ def test_a_run_has_one_teacher_that_makes_what_the_actor_makes(whole: Path, spec
     assert done.code == 2
     assert "phases.dmd2.algorithm.teacher: " in done.err
     assert "makes [1, 8, 8] of 10 classes, but the actor [1, 8, 8] of 11 classes" in done.err
+
+
+def test_every_data_set_may_have_a_teacher_of_its_own(whole: Path, spec: Path, tmp_path: Path) -> None:
+    """Two folders are two roles, however often they are named; a killed run of them continues bit for bit."""
+    first = shutil.copytree(whole / "export", tmp_path / "first")
+    second = shutil.copytree(whole / "export", tmp_path / "second")
+    text = SPEC[: SPEC.index('[[phases]]\nname = "tdm"')] + SPEC[SPEC.index('[[phases]]\nname = "opd"') :]
+    tiny.write_spec(tmp_path, text)
+    teachers = [{"path": str(first), "data": ["even"]}, {"path": str(second), "data": ["odd"]}]
+    named: dict[str, Any] = {
+        "phases__dmd2__algorithm__teacher": str(second),
+        "phases__opd__algorithm__teachers": teachers,
+        "phases__opd__data": [
+            {"kind": "digits", "limit": 10, "name": "even"},
+            {"kind": "digits", "split": "heldout", "limit": 10, "name": "odd"},
+        ],
+        "checkpoint__every": 1,
+    }
+    done = tiny.run(spec, tmp_path / "out", **named)
+    assert (done.code, done.err) == (0, "")
+    frozen = {"teacher", "teacher_2"}
+    roles = read_manifest(tiny.last_checkpoint(tmp_path / "out")).roles
+    assert roles is not None and {role.name for role in roles if not role.trainable} == frozen
+    assert {role.name for role in roles} == {"actor", "fake"} | frozen
+    with pytest.MonkeyPatch.context() as patch:
+        die_after(patch, "save", 7)
+        with pytest.raises(Killed):
+            tiny.run(spec, tmp_path / "again", **named)
+    assert tiny.run(spec, tmp_path / "again", "--resume", **named).code == 0
+    assert tiny.difference(tmp_path / "out", tmp_path / "again") is None
+    teachers.reverse()
+    other = tiny.run(spec, tmp_path / "out", "--resume", **named)
+    assert other.code == 2 and "phases.opd.algorithm.teachers.0" in other.err
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        (
+            {"teacher": "one"},
+            "phases.opd.algorithm.teacher: it is one for all data sets, and `teachers` are given; remove one of them",
+        ),
+        (
+            {"teachers": [{"path": "one", "data": ["digit"]}]},
+            "phases.opd.algorithm.teachers.0.data: there is no data set 'digit' in phases.opd.data; those there are called digits",
+        ),
+        (
+            {"teachers": [{"path": "one", "data": ["digits"]}, {"path": "two", "data": ["digits"]}]},
+            "phases.opd.algorithm.teachers: the data set 'digits' has 2 of them; name it in the `data` of one",
+        ),
+        (
+            {},
+            "phases.opd.algorithm.teachers.0.path: one is not there; a Hugging Face folder is needed",
+        ),
+    ],
+)  # fmt: skip
+def test_what_several_teachers_cannot_mean_is_refused(
+    values: dict[str, Any], sentence: str, spec: Path, tmp_path: Path
+) -> None:
+    algorithm = {"kind": "flow_distill", "teachers": [{"path": "one", "data": ["digits"]}]} | values
+    done = tiny.run(
+        spec,
+        tmp_path / "out",
+        phases__opd__algorithm=algorithm,
+        phases__opd__data=[{"kind": "digits", "name": "digits"}],
+    )
+    assert (done.code, done.out) == (2, "")
+    assert done.err.splitlines()[0].removeprefix("error: ") == sentence

@@ -27,7 +27,7 @@ from areno_fn.contracts.spec import (
     StudentDenoising,
 )
 from areno_fn.steps.optimizers import layout, optimizer_from
-from areno_fn.steps.recipes import FAKE, SURROGATE, TEACHER, Algorithm, Materials, build
+from areno_fn.steps.recipes import FAKE, SURROGATE, TEACHER, Algorithm, Materials, Teaching, build
 from areno_fn.steps.recipes.flow_match import SLOW, SLOW_UPDATES
 from areno_fn.testing import laws
 
@@ -52,7 +52,8 @@ def roles_of(spec: FlowTaught) -> RoleLayout:
 
 def begun(spec: FlowTaught, key: Key = KEY) -> tuple[Algorithm, af.TrainState]:
     movers = {role: af.adamw(AdamWSpec(role=role, lr=1e-2), 10) for role in spec.roles}
-    algorithm = build(spec, Materials(policy=POLICY, optimizers=movers, teacher_policy=POLICY), None)
+    teachers = {"folder": Teaching(role=TEACHER, policy=POLICY)}
+    algorithm = build(spec, Materials(policy=POLICY, optimizers=movers, teachers=teachers), None)
     teacher = {TEACHER: tree.map(lambda x: 0.8 * x, start())} if spec.teacher else {}
     state = af.TrainState(
         params={"actor": start()} | teacher, optim={}, snapshots={}, counters=af.Counters(), key=key, cursor=af.Cursor()

@@ -27,13 +27,14 @@ from areno_fn.contracts.spec import (
     Forgetting,
     SGDSpec,
     StudentDenoising,
+    Teacher,
 )
 from areno_fn.models.digits_dit import DiTConfig
 from areno_fn.models.digits_dit.model import DiTPolicy, init
 from areno_fn.steps.flow.noise import latent_noise
 from areno_fn.steps.flow.times import Times, times_between
 from areno_fn.steps.optimizers import optimizer_from
-from areno_fn.steps.recipes import Algorithm, Materials, build
+from areno_fn.steps.recipes import Algorithm, Materials, Teaching, build
 
 ROLES = ("actor", "fake", "surrogate")
 STILL = optimizer_from(
@@ -51,8 +52,9 @@ def made(
 ) -> tuple[Algorithm, af.TrainState]:
     """An algorithm, and the state that a phase of it begins with."""
     moved = {role: (movers or {}).get(role) or af.sgd(MOVED, 10) for role in spec.roles}
-    own = None if teacher is None else teacher[0]
-    algorithm = build(spec, Materials(policy=POLICY, optimizers=moved, teacher_policy=own, **materials), losses)
+    if teacher is not None:
+        materials["teachers"] = {"folder": Teaching(role="teacher", policy=teacher[0])}
+    algorithm = build(spec, Materials(policy=POLICY, optimizers=moved, **materials), losses)
     params = {"actor": start()} | ({} if teacher is None else {"teacher": teacher[1]})
     state = af.TrainState(params=params, optim={}, snapshots={}, counters=af.Counters(), key=KEY, cursor=af.Cursor())
     return algorithm, algorithm.begin(state)
@@ -410,3 +412,48 @@ def test_a_student_comes_nearer_to_a_teacher_of_another_size() -> None:
         state, metrics = algorithm.step(state, drawn(algorithm, state))
         told.append(metrics["train/loss"])
     assert told[-1] < 0.6 * told[0] and tree.equal(state.params["teacher"], teacher)
+
+
+def test_each_teacher_is_asked_about_its_own_data_set() -> None:
+    """Prompts 0 to 2 of four rows are of `a`, `b` and `a`, prompt 6 is row 2 again: the loss is the mean over all their steps."""
+    policies = {
+        role: DiTPolicy(DiTConfig(num_classes=3, sample_size=4, num_layers=n, num_heads=1, head_dim=8))
+        for n, role in ((1, "first"), (2, "second"))
+    }
+    params = {
+        role: tree.map_with_path(
+            lambda path, x: x + 0.2 * af.random.normal(KEY.fold(path), torch.arange(x.numel())).reshape(x.shape),
+            init(policy.config, KEY.fold(role)),
+        )
+        for role, policy in policies.items()
+    }
+    teachers = [Teacher(path="one", data=["a"]), Teacher(path="two", data=["b", "c"])]
+    spec = FlowDistill(teachers=teachers, denoising=StudentDenoising(steps=2))
+    algorithm, state = made(
+        spec,
+        teachers={
+            path: Teaching(role=role, policy=policies[role]) for path, role in (("one", "first"), ("two", "second"))
+        },
+        sources=("a", "b", "a", "c"),
+    )
+    state = replace(state, params={**state.params, **params})
+    assert state.snapshots == {} and algorithm.sample is not None
+    asked = replace(prompts(4), ids=torch.tensor([0, 1, 2, 6]))
+    batch = algorithm.sample(state, asked)
+    roles, labels = ("first", "second", "first", "first"), batch.conditions.positive
+    total = 0.0
+    for step, sigma in enumerate(batch.schedule.sigmas[:2].tolist()):
+        for row, role in enumerate(roles):
+            x, label, time = batch.state(step)[row : row + 1], labels[row : row + 1], torch.tensor([1000 * sigma])
+            with torch.no_grad():
+                theirs = policies[role].velocity(params[role], x, time, label)
+                ours = POLICY.velocity(state.params["actor"], x, time, label)
+            total += float((ours - theirs).square().mean()) / 8
+    after, metrics = algorithm.step(state, batch)
+    assert metrics["train/loss"] == pytest.approx(total, rel=1e-4)
+    assert all(tree.equal(after.params[role], params[role]) for role in policies)
+    alone = algorithm.sample(
+        state, replace(asked, conditions=tree.map(lambda x: x[:1], asked.conditions), ids=asked.ids[:1])
+    )
+    _, metrics = algorithm.step(state, alone)
+    assert metrics["train/loss"] > 0, "a batch may have nothing for one of the teachers"

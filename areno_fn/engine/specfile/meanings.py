@@ -274,8 +274,13 @@ MEANINGS: dict[str, dict[str, str]] = {
         "anchor": "weight of the surrogate's squared distance from the teacher",
         "slow": "how the surrogate's own average follows it",
     },
+    "Teacher": {
+        "path": "folder of the teacher",
+        "data": "names of the data sets whose prompts it teaches",
+    },
     "FlowDistill": {
         **_FLOW_TAUGHT,
+        "teachers": "several instead of one, each of its own data sets",
         "denoising": "how the student draws",
         "space": "in which its steps are compared with the teacher's; gaussian for noisy ones",
         "normalised": "a squared distance is divided by the mean absolute difference",

@@ -46,6 +46,7 @@ from areno_fn.steps.recipes.algorithm import (
     Algorithm,
     Losses,
     Materials,
+    Teaching,
     actor,
     critic,
 )
@@ -73,6 +74,7 @@ __all__ = [
     "Losses",
     "Materials",
     "Recipe",
+    "Teaching",
     "actor",
     "build",
     "critic",

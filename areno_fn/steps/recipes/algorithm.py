@@ -52,6 +52,23 @@ def critic(params: Mapping[str, Any]) -> Any:
 
 
 @attrs.frozen(kw_only=True)
+class Teaching:
+    """A teacher from a folder.
+
+    Attributes:
+        role: its key in the parameters.
+        policy: its functions.
+    """
+
+    role: str
+    policy: FlowPolicy
+
+
+NO_TEACHERS: Mapping[str, Teaching] = MappingProxyType({})
+"""By path, none."""
+
+
+@attrs.frozen(kw_only=True)
 class Materials:
     """What a recipe is built from.
 
@@ -66,7 +83,8 @@ class Materials:
         view: from the parameters of all roles to what the policy takes; rollouts, training and the reference use it.
         critic_policy: the functions of the critic's trunk; those of `policy` when None.
         critic_view: from the parameters of all roles to a `Valued`.
-        teacher_policy: the functions of a teacher that is read from a folder; None where there is none.
+        teachers: those that are read from folders, by path.
+        sources: the data set of every prompt, by its name or place.
         drawn_with: what rollouts use instead of `view`, with the same log-probabilities up to roundings; None for `view`.
         ema: the average that is kept of the actor; None for none.
         shelves: where the snapshots lie, by name.
@@ -86,7 +104,8 @@ class Materials:
     view: View = actor
     critic_policy: TokenPolicy | None = None
     critic_view: View = critic
-    teacher_policy: FlowPolicy | None = None
+    teachers: Mapping[str, Teaching] = NO_TEACHERS
+    sources: tuple[str, ...] = ()
     begin_critic: Callable[[Mapping[str, Any]], Any] | None = None
     drawn_with: View | None = None
     ema: EMA | None = None

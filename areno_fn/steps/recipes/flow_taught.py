@@ -11,7 +11,7 @@ from areno_fn.contracts.actions import Metrics
 from areno_fn.contracts.flow import FlowPrompts, Process, Trajectory
 from areno_fn.contracts.flow_policy import FlowPolicy
 from areno_fn.contracts.record import replace
-from areno_fn.contracts.spec import FlowTaught, Levels
+from areno_fn.contracts.spec import FlowTaught, Levels, folders_of
 from areno_fn.contracts.state import TrainState
 from areno_fn.steps.compose import View
 from areno_fn.steps.flow.noise import noise_levels
@@ -22,7 +22,7 @@ from areno_fn.steps.recipes.flow_drawing import schedule_of
 from areno_fn.steps.variants import snapshot
 
 TEACHER = "teacher"
-"""The frozen role that a folder is read into."""
+"""The frozen role that a teacher's folder is read into; those of further folders are called `teacher_2` and so on."""
 
 FAKE = "fake"
 """The role that follows what the generator makes."""
@@ -33,14 +33,14 @@ SURROGATE = "surrogate"
 
 def teacher_policy(spec: FlowTaught, materials: Materials) -> FlowPolicy:
     """The functions of the teacher, which may be another model than the actor."""
-    policy: FlowPolicy | None = materials.teacher_policy if spec.teacher else materials.flow_policy
-    assert policy is not None, "a phase with a teacher's folder is planned with its functions"
-    return policy
+    return materials.teachers[spec.teacher].policy if spec.teacher else materials.flow_policy
 
 
 def teacher_of(spec: FlowTaught, state: TrainState, materials: Materials) -> Any:
     """The parameters of the teacher: those of its folder, or what the policy took when the phase began."""
-    return state.params[TEACHER] if spec.teacher else start_of(state, materials)
+    if spec.teacher:
+        return state.params[materials.teachers[spec.teacher].role]
+    return start_of(state, materials)
 
 
 def seen_as(role: str, view: View) -> View:
@@ -60,7 +60,7 @@ def begun(
         copies: roles that begin as the actor.
         controls: the numbers that the phase begins with.
     """
-    ready = beginning(materials, keep_reference=not spec.teacher, controls=controls)
+    ready = beginning(materials, keep_reference=not folders_of(spec), controls=controls)
 
     def begin(state: TrainState) -> TrainState:
         # what the optimizer of another copy has kept is nothing of this one's
