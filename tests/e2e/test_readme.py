@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import areno_fn as af
-from areno_fn.contracts.spec import PPO, FunctionReward, ModelReward, OptimizerSpec
+from areno_fn.contracts.spec import PPO, ClipReward, FunctionReward, HttpReward, ModelReward, OptimizerSpec, RewardSpec
 from areno_fn.testing import laws
 
 ROOT = Path(__file__).parents[2]
@@ -139,8 +139,8 @@ def test_the_guide_to_rewards_runs_and_its_settings_are_those_of_a_specification
         sys.modules.pop("my_rewards", None)
     settings = blocks("docs/adding/reward.md", "toml")
     tables = [table for block in settings for table in tomllib.loads(block)["phases"]["rewards"]]
-    rewards = [msgspec.convert(table, FunctionReward | ModelReward) for table in tables]
-    assert [type(reward) for reward in rewards] == [FunctionReward, FunctionReward, ModelReward]
+    rewards = [msgspec.convert(table, RewardSpec) for table in tables]
+    assert [type(reward) for reward in rewards] == [FunctionReward, FunctionReward, ModelReward, ClipReward, HttpReward]
 
 
 def test_the_guide_to_layouts_runs_and_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
