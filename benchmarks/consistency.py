@@ -1,7 +1,7 @@
 """What a rollout and training have in common in either mode of consistency, and what the bitwise one costs.
 
     python -m benchmarks.consistency [--shape qwen3-0.6b | tiny] [--sequences 256] [--prompt 128] [--new 256] [--repeats 3]
-                                     [--micro 16384] [--parts apart times] [--json consistency.json]
+                                     [--micro 16384] [--seconds 600] [--parts apart times] [--json out.json]
 
 First 64 prompts of ragged lengths are continued by 64 tokens each in three batch compositions (all at once, in seven lanes,
 in the opposite order in 23 lanes), and scored by training in three packings. Then a whole iteration is timed: a rollout, and
@@ -70,6 +70,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--new", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--micro", type=int, default=16384, help="tokens of a micro-batch")
+    parser.add_argument("--seconds", type=float, default=600, help="after so many no further repeat is begun")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--json")
     return parser.parse_args()
@@ -127,7 +128,10 @@ def _times(
         cursor=af.Cursor(),
     )
     seconds: dict[str, dict[str, list[float]]] = {mode: {"rollout": [], "training": []} for mode in policies}
+    begun = time.perf_counter()
     for number in range(options.repeats + 1):  # the first compiles and captures
+        if number > 1 and time.perf_counter() - begun > options.seconds:
+            break
         for mode in policies:
             marks = [_now(device)]
             drawn = rollouts[mode](state.params["actor"], prompts, af.Key.of(number), sampling)
