@@ -65,8 +65,8 @@ def nbytes(value: Any) -> int:
 
 
 def _head(config: DecoderConfig, rows: int, dtype: torch.dtype) -> int:
-    """Bytes that log-probabilities need beside the gradient of the matrix: logits, or a part, and gradients of their rows."""
-    pulled = rows * config.hidden_size * (4 + dtype.itemsize)
+    """Bytes that log-probabilities need: logits, or a part, the gradients of their rows, and that of the matrix."""
+    pulled = rows * config.hidden_size * (4 + dtype.itemsize) + config.vocab_size * config.hidden_size * dtype.itemsize
     if rows * config.vocab_size <= MAX_LOGITS:
         return 2 * rows * config.vocab_size * dtype.itemsize + pulled
     return rows * min(config.vocab_size, columns(rows, CHUNK)) * dtype.itemsize + pulled

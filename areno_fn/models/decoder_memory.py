@@ -32,7 +32,7 @@ class Work:
         decisions: M, tokens whose logits are made.
         remat: every which layer is computed again; 0 for none.
         dtype: of parameters and hidden states.
-        head: bytes that the head needs beside its gradients.
+        head: bytes that the head needs, its gradients among them.
     """
 
     config: DecoderConfig
@@ -62,8 +62,8 @@ def moments(work: Work) -> Iterator[Footprint]:
     done = sizes["head"] + sizes["norm"]
     last = work.rows(2 * config.hidden_size) + work.decisions * config.hidden_size * work.dtype.itemsize
     yield Footprint(
-        moment="in the backward pass of the head",
-        parts={"kept": sum(below) + angles + last, "gradients": done, "head": work.head},
+        moment="at the head",
+        parts={"kept": sum(below) + angles + last, "head": work.head},
     )
     for layer in reversed(range(config.num_layers)):
         again = is_again(layer, work.remat)

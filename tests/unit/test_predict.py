@@ -82,7 +82,7 @@ def test_a_layer_keeps_what_it_is_said_to_keep(remat: bool, monkeypatch: pytest.
 def test_moments_are_told_from_the_last_layer_to_the_embedding() -> None:
     told = [one.moment for one in moments(work(0))]
     layers = [f"in the backward pass of layer {layer}" for layer in (3, 2, 1, 0) for _ in range(5)]
-    assert told == ["in the backward pass of the head", *layers, "in the backward pass of the embedding"]
+    assert told == ["at the head", *layers, "in the backward pass of the embedding"]
     last = list(moments(work(2)))
     model = shapes(CONFIG, torch.bfloat16)
     assert last[-1].parts["gradients"] == 2 * NUMBERS + model.embed.nbytes  # that of the embedding is there twice
