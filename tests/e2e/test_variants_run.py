@@ -33,6 +33,8 @@ SMALL = {
 PAIRS = {**SMALL, "phases__dpo__data__0__limit": 48}
 JUDGED = {"evaluation__rewards": [{"function": f"{__name__}:digest_of", "name": "digest"}]}
 """Evaluations that tell any two sets of completions apart."""
+FAST = {"phases__grpo__optimizers__actor__lr": 0.05}
+"""A rate at which the likeliest completions are others after two steps."""
 WATCHED = {"finetune": {"kind": "lora", "merge_rollouts": True}}
 
 
@@ -107,7 +109,7 @@ def test_an_evaluation_of_the_average_has_names_of_its_own(spec: Path, tmp_path:
     found = {}
     for decay in (0.0, 1.0):
         ema = {"decay": decay, "schedule": "constant", "export": False}
-        out = done(spec, tmp_path / f"{decay}", phases__grpo__ema=ema, phases__sft__steps=2, **JUDGED)
+        out = done(spec, tmp_path / f"{decay}", phases__grpo__ema=ema, phases__sft__steps=2, **FAST, **JUDGED)
         found[decay] = [
             line for line in tiny.lines(out / "metrics.jsonl") if line["phase"] == "grpo" and "eval/score" in line
         ]
@@ -119,7 +121,7 @@ def test_an_evaluation_of_the_average_has_names_of_its_own(spec: Path, tmp_path:
             same_as = line if decay == 0 else before
             for name in ("digest", "score"):
                 assert line[f"eval_ema/{name}"] == same_as[f"eval/{name}"]
-    assert found[1.0][-1]["eval_ema/score"] != found[1.0][-1]["eval/score"], "and the two can be told apart"
+    assert any(line["eval_ema/score"] != line["eval/score"] for line in found[1.0][1:]), "and the two can be told apart"
 
 
 def test_averages_are_shown_beside_the_evaluation(spec: Path, tmp_path: Path) -> None:
