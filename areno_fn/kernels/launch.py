@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
 
 import torch
 import triton
@@ -15,6 +16,34 @@ ROUNDING = {"enable_fp_fusion": False}
 def rows_of(x: torch.Tensor) -> torch.Tensor:
     """[..., D] as [A, B, D]: a view wherever the strides allow one, as for the heads inside a fused projection."""
     return x.reshape(1, 1, -1) if x.ndim == 1 else x.reshape(-1, *x.shape[-2:])
+
+
+class Lines(NamedTuple):
+    """Tensors [A, B, D] of one shape as A x B lines of D.
+
+    Attributes:
+        tensors: views.
+        count: how many lines.
+        inner: B, by which the number of a line is divided; of no meaning where they are flat.
+        flat: in every tensor the lines are equally far apart, so that nothing has to be divided.
+    """
+
+    tensors: tuple[torch.Tensor, ...]
+    count: int
+    inner: int
+    flat: bool
+
+
+def lines_of(*tensors: torch.Tensor) -> Lines:
+    """Tensors [..., D] of one shape as lines; a number of lines is below 2^31, as that of programs is."""
+    views = tuple(rows_of(x) for x in tensors)
+    a, b, _ = views[0].shape
+    flat = a == 1 or all(b == 1 or x.stride(0) == b * x.stride(1) for x in views)
+    if flat:  # of one line a block, the lines are as far apart as the blocks
+        size = views[0].shape[2]
+        step = 0 if b == 1 else 1
+        views = tuple(x.as_strided((1, a * b, size), (0, x.stride(step), x.stride(2))) for x in views)
+    return Lines(views, a * b, b, flat)
 
 
 def wide(x: torch.Tensor) -> tl.dtype:
@@ -33,13 +62,30 @@ def warps(elements: int) -> int:
     return min(16, max(1, elements // 512))
 
 
-def resident(x: torch.Tensor, warps: int) -> int:
-    """How many programs of so many warps run at once on the device of `x`, when each thread has some 64 registers.
+def resident(x: torch.Tensor, warps: int, most: int = 32) -> int:
+    """How many programs of so many warps run at once on the device of `x`, of which a processor holds `most` warps.
 
-    A program that walks over rows is started so often and no oftener, so that no part of the device waits for a last few.
+    A program that walks over rows is started so often and no oftener, so that no part of the device waits for a last
+    few. 32 warps are held when each thread has some 64 registers.
     """
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
-    return processors * max(1, 32 // warps)
+    return processors * max(1, most // warps)
+
+
+class Steps(NamedTuple):
+    """How programs walk over lines.
+
+    Attributes:
+        rows: lines of a step.
+        warps: of a program.
+        stages: steps whose loads are under way at once.
+        held: warps that a processor is given.
+    """
+
+    rows: int
+    warps: int
+    stages: int
+    held: int
 
 
 def summed(partial: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -52,6 +98,29 @@ def summed(partial: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
                 partial, total, count, size, WIDE=wide(partial), ROWS=128, COLUMNS=32, num_warps=4, **ROUNDING
             )
     return total
+
+
+@triton.jit
+def places(row, B, outer, inner, FLAT: tl.constexpr):
+    """Where lines begin; a division of 64-bit numbers for each would cost more than the line."""
+    apart = row.to(tl.int64) * inner if FLAT else (row // B).to(tl.int64) * outer + (row % B).to(tl.int64) * inner
+    return apart
+
+
+@triton.jit
+def read(at, inside, MASKED: tl.constexpr):
+    """What lies there, 0 outside. A load is only as wide as its mask allows, so that a whole tile has none."""
+    found = tl.load(at, mask=inside, other=0.0) if MASKED else tl.load(at)
+    return found
+
+
+@triton.jit
+def write(at, x, inside, MASKED: tl.constexpr):
+    """Stores a tile, rounded to the dtype of the memory."""
+    if MASKED:
+        tl.store(at, x.to(at.dtype.element_ty), mask=inside)
+    else:
+        tl.store(at, x.to(at.dtype.element_ty))
 
 
 @triton.jit

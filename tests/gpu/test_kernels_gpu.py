@@ -14,6 +14,7 @@ from areno_fn import tree
 from areno_fn.autodiff import value_and_grad
 from areno_fn.contracts.errors import KernelError
 from areno_fn.kernels.add_rms_norm import cases as add_rms_norm_cases
+from areno_fn.kernels.gated_gelu import cases as gated_gelu_cases
 from areno_fn.kernels.gated_silu import cases as gated_silu_cases
 from areno_fn.kernels.gated_silu import gated_silu
 from areno_fn.kernels.law import (
@@ -42,6 +43,7 @@ KERNELS = [
     rms_norm_cases.CASES,
     add_rms_norm_cases.CASES,
     gated_silu_cases.CASES,
+    gated_gelu_cases.CASES,
     rotary_cases.CASES,
     norm_rotary_cases.CASES,
     token_logp_cases.CASES,

@@ -24,6 +24,7 @@ from areno_fn.autodiff import value_and_grad
 from areno_fn.contracts.errors import KernelError
 from areno_fn.kernels.add_rms_norm import cases as add_rms_norm_cases
 from areno_fn.kernels.backend import BACKENDS, backend
+from areno_fn.kernels.gated_gelu import cases as gated_gelu_cases
 from areno_fn.kernels.gated_silu import cases as gated_silu_cases
 from areno_fn.kernels.gated_silu import gated_silu
 from areno_fn.kernels.law import Case, Cases, against_oracle, cotangents_of, moving_tensors, pulled
@@ -41,6 +42,7 @@ KERNELS = [
     rms_norm_cases.CASES,
     add_rms_norm_cases.CASES,
     gated_silu_cases.CASES,
+    gated_gelu_cases.CASES,
     rotary_cases.CASES,
     norm_rotary_cases.CASES,
     token_logp_cases.CASES,

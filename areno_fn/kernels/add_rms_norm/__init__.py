@@ -14,7 +14,7 @@ __all__ = ["add_rms_norm", "backward", "forward"]
 
 
 def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, zero_centred: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The sum of two tensors, and the root mean square normalisation of its last dimension.
 
@@ -26,6 +26,7 @@ def add_rms_norm(
         residual: like `x`.
         weight: [D], floating.
         eps: added to the mean square.
+        zero_centred: the stored weight is the distance from 1, as for `rms_norm`.
 
     Returns:
         The sum and the normalised rows, both [..., D] in the dtype of `x`.
@@ -39,36 +40,37 @@ def add_rms_norm(
     fits = fits and x.is_floating_point() and residual.dtype == x.dtype and weight.is_floating_point()
     wanted = "x and residual must be floating [..., D] of one dtype with D > 0 and weight floating [D]"
     require(fits, "add_rms_norm", wanted, x, residual, weight)
-    total, normal = _add_rms_norm(x, residual, weight, eps)
+    total, normal = _add_rms_norm(x, residual, weight, eps, zero_centred)
     return total, normal
 
 
 def _pull(cotangents: tuple[Any, ...], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    _, _, weight, eps = inputs
-    dx, dweight, _ = backward(*cotangents, outputs[0], weight, eps)
-    return dx, dx, dweight, None
+    _, _, *how = inputs
+    dx, dweight, _ = backward(*cotangents, outputs[0], *how)
+    return dx, dx, dweight, None, None
 
 
 forward = implementation(
     "add_rms_norm",
     "forward",
-    "(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)",
+    "(Tensor x, Tensor residual, Tensor weight, float eps, bool zero_centred=False) -> (Tensor, Tensor)",
     reference.forward,
-    lambda x, residual, weight, eps: (x.new_empty(x.shape), x.new_empty(x.shape)),
+    lambda x, residual, weight, eps, zero_centred=False: (x.new_empty(x.shape), x.new_empty(x.shape)),
 )
 """`add_rms_norm` itself, without a derivative, for primitives that contain it."""
 
 backward = implementation(
     "add_rms_norm",
     "backward",
-    "(Tensor dtotal, Tensor dnormal, Tensor total, Tensor weight, float eps) -> (Tensor, Tensor, Tensor)",
+    "(Tensor dtotal, Tensor dnormal, Tensor total, Tensor weight, float eps, bool zero_centred=False) "
+    "-> (Tensor, Tensor, Tensor)",
     reference.backward,
-    lambda dtotal, dnormal, total, weight, eps: (
+    lambda dtotal, dnormal, total, weight, eps, zero_centred=False: (
         total.new_empty(total.shape),
         weight.new_empty(weight.shape),
         total.new_empty(total.shape),
     ),
 )
-"""`(dtotal, dnormal, total, weight, eps) -> (cotangent of both summands, of the weight, normalised rows)`."""
+"""`(dtotal, dnormal, total, weight, eps, zero_centred) -> (cotangent of both summands, of the weight, normalised rows)`."""
 
 _add_rms_norm = custom_vjp(forward, _pull, drop_inputs=(0, 1))

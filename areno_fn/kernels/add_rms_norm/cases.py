@@ -1,4 +1,4 @@
-"""Cases of `add_rms_norm`. Sizes are (A, B, D): A x B rows of D."""
+"""Cases of `add_rms_norm`. Sizes are (A, B, D): A x B rows of D; the variant is the meaning of the weight."""
 
 from __future__ import annotations
 
@@ -12,24 +12,28 @@ EPS = 1e-6
 
 
 def build(case: Case, device: torch.device | str) -> Arguments:
-    """Two summands [A, B, D] and the weight [D], near 1."""
+    """Two summands [A, B, D] and the weight [D], near 1, or near 0 when it is stored as the distance from 1."""
     x, residual = (case.normal(name, *case.sizes, device=device) * case.magnitude for name in ("x", "residual"))
-    weight = case.normal("weight", case.sizes[-1], device=device) * 0.1 + 1
-    return Arguments(positional=(case.lay(x), case.lay(residual), case.lay(weight), EPS), moving=(0, 1, 2))
+    centred = case.variant == "zero centred"
+    weight = case.normal("weight", case.sizes[-1], device=device) * 0.1 + (0 if centred else 1)
+    positional = (case.lay(x), case.lay(residual), case.lay(weight), EPS)
+    return Arguments(positional=positional, moving=(0, 1, 2), keywords={"zero_centred": centred})
 
 
 def oracle(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, zero_centred: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The formula."""
     total = x + residual
-    return total, total / (total.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
+    scale = weight + 1 if zero_centred else weight
+    return total, total / (total.pow(2).mean(-1, keepdim=True) + eps).sqrt() * scale
 
 
 def noise(arguments: Arguments, cotangents: tuple[torch.Tensor, ...]) -> tuple[float, ...]:
     """The sum of the summands may cancel, the gradient is a sum of terms of both signs, that in the weight one over rows."""
     x, residual, weight, eps = arguments.positional
     dtotal, dnormal = cotangents
+    weight = weight + 1 if arguments.keywords["zero_centred"] else weight
     total = x + residual
     spread = _size(x) + _size(residual)
     reciprocal = (total.square().mean(-1, keepdim=True) + eps).rsqrt()
@@ -68,11 +72,12 @@ CASES = Cases(
         dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float64]),
         strided=st.booleans(),
         magnitude=st.sampled_from([1.0, 1e-3, 1e2]),
+        variant=st.sampled_from(["plain", "zero centred"]),
         seed=st.integers(0, 9),
     ),
     wide=(
         Case(sizes=(2, 3, 5000), dtype=torch.float32, strided=True),
-        Case(sizes=(7, 900, 3), dtype=torch.bfloat16),
+        Case(sizes=(7, 900, 3), dtype=torch.bfloat16, variant="zero centred"),
     ),
     hot=(
         Case(sizes=(1, 16384, 1024), dtype=torch.bfloat16),

@@ -8,16 +8,21 @@ from areno_fn.kernels.rms_norm import reference
 
 
 def forward(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, zero_centred: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The sum and its scaled rows, [..., D] in the dtype of x."""
     total = x + residual
-    return total, reference.forward(total, weight, eps, False)
+    return total, reference.forward(total, weight, None, eps, zero_centred)
 
 
 def backward(
-    dtotal: torch.Tensor, dnormal: torch.Tensor, total: torch.Tensor, weight: torch.Tensor, eps: float
+    dtotal: torch.Tensor,
+    dnormal: torch.Tensor,
+    total: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    zero_centred: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The cotangent of both summands, that of the weight, and the scaled rows again."""
-    dx, dweight = reference.backward(dnormal, total, weight, eps, False)
-    return dx + dtotal, dweight, reference.forward(total, weight, eps, False)
+    dx, dweight, _ = reference.backward(dnormal, total, weight, None, eps, zero_centred)
+    return dx + dtotal, dweight, reference.forward(total, weight, None, eps, zero_centred)

@@ -48,10 +48,10 @@ def _parts(qkv: torch.Tensor, heads: int) -> tuple[torch.Tensor, torch.Tensor, t
 
 
 def _normal(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
-    return x if weight is None else rms_norm.forward(x, weight, eps, False)
+    return x if weight is None else rms_norm.forward(x, weight, None, eps, False)
 
 
 def _pulled(
     dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return (dy, dy.new_empty(0)) if weight is None else rms_norm.backward(dy, x, weight, eps, False)
+    return (dy, dy.new_empty(0)) if weight is None else rms_norm.backward(dy, x, weight, None, eps, False)[:2]

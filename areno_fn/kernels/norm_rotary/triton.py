@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from areno_fn.kernels.launch import ROUNDING, on_device_of, resident, summed, warps, wide
+from areno_fn.kernels.launch import ROUNDING, Steps, on_device_of, read, resident, summed, warps, wide, write
 
 HEADS = 8
 """Heads of a tile at most."""
@@ -33,17 +33,19 @@ def forward(
     q = torch.empty(count, heads, size, dtype=qkv.dtype, device=qkv.device)
     k = torch.empty(count, shared, size, dtype=qkv.dtype, device=qkv.device)
     if q.numel():
-        rows, columns, threads = _tile(heads, shared, size)
-        tiles = (heads + shared) // rows
-        programs = min(count, triton.cdiv(resident(qkv, threads), tiles))
         normed = q_weight is not None
+        step = walk(heads, shared, size, normed, backwards=False)
+        rows, columns = step.rows, triton.next_power_of_2(size // 2)
+        tiles = (heads + shared) // rows
+        programs = min(count, triton.cdiv(resident(qkv, step.warps, step.held), tiles))
         q_weight, k_weight = (qkv if w is None else w for w in (q_weight, k_weight))
         with on_device_of(qkv):
             _forward_kernel[(programs, tiles)](
                 qkv, q_weight, k_weight, cos, sin, q, k, count, programs, size // 2, *qkv.stride(),
                 q_weight.stride(0), k_weight.stride(0), *cos.stride(), *sin.stride(),
                 H=heads, K=shared, EPS=eps, NORMED=normed, WIDE=wide(qkv),
-                TAKEN=rows, ROWS=triton.next_power_of_2(rows), COLUMNS=columns, num_warps=threads, **ROUNDING,
+                TAKEN=rows, ROWS=triton.next_power_of_2(rows), COLUMNS=columns, MASKED=_masked(rows, size),
+                STAGES=step.stages, num_warps=step.warps, **ROUNDING,
             )  # fmt: skip
     return q, k
 
@@ -64,10 +66,10 @@ def backward(
     heads, shared = dq.shape[1], dk.shape[1]
     dqkv = torch.empty(count, rows, size, dtype=qkv.dtype, device=qkv.device)
     normed = q_weight is not None
-    tile, columns, threads = _tile(heads, shared, size)
-    threads *= 2  # it holds twice as much
+    step = walk(heads, shared, size, normed, backwards=True)
+    tile, columns = step.rows, triton.next_power_of_2(size // 2)
     tiles = rows // tile
-    programs = max(1, min(count, triton.cdiv(resident(qkv, threads), tiles)))
+    programs = max(1, min(count, triton.cdiv(resident(qkv, step.warps, step.held), tiles)))
     partial_dtype = torch.float64 if qkv.dtype == torch.float64 else torch.float32
     turned = (heads + shared) // tile if normed else 0
     partial = torch.empty(turned, programs, size, dtype=partial_dtype, device=qkv.device)
@@ -79,8 +81,8 @@ def backward(
                 *dq.stride(), *dk.stride(), *some_v.stride(), *qkv.stride(),
                 some_q.stride(0), some_k.stride(0), *cos.stride(), *sin.stride(),
                 H=heads, K=shared, EPS=eps, NORMED=normed, VALUES=dv is not None, WIDE=wide(qkv),
-                TAKEN=tile, ROWS=triton.next_power_of_2(tile), COLUMNS=columns,
-                num_warps=threads, **ROUNDING,
+                TAKEN=tile, ROWS=triton.next_power_of_2(tile), COLUMNS=columns, MASKED=_masked(tile, size),
+                STAGES=step.stages, num_warps=step.warps, **ROUNDING,
             )  # fmt: skip
     else:
         partial.zero_()
@@ -90,12 +92,17 @@ def backward(
     return dqkv, summed(for_q, q_weight.dtype), summed(for_k, k_weight.dtype)
 
 
-def _tile(heads: int, shared: int, size: int) -> tuple[int, int, int]:
-    """(heads, columns of half a head, warps) of a tile, whose heads are all queries or all keys."""
+def walk(heads: int, shared: int, size: int, normed: bool, backwards: bool) -> Steps:
+    """The steps of a program, whose rows are heads of one kind: all queries or all keys."""
     common = math.gcd(heads, shared)
     taken = max(n for n in range(1, min(common, HEADS) + 1) if common % n == 0)
-    columns = triton.next_power_of_2(size // 2)
-    return taken, columns, warps(2 * triton.next_power_of_2(taken) * columns)
+    threads = warps(2 * triton.next_power_of_2(taken) * triton.next_power_of_2(size // 2))
+    return Steps(rows=taken, warps=2 * threads if backwards else threads, stages=1, held=32)
+
+
+def _masked(rows: int, size: int) -> bool:
+    """Whether a tile is larger than what it holds."""
+    return triton.next_power_of_2(rows) != rows or 2 * triton.next_power_of_2(size // 2) != size
 
 
 @triton.jit
@@ -103,19 +110,19 @@ def _forward_kernel(
     x_ptr, qw_ptr, kw_ptr, cos_ptr, sin_ptr, q_ptr, k_ptr, count, programs, half, x_n, x_h, x_d, qw_d, kw_d,
     cos_n, cos_d, sin_n, sin_d,
     H: tl.constexpr, K: tl.constexpr, EPS: tl.constexpr, NORMED: tl.constexpr, WIDE: tl.constexpr,
-    TAKEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    TAKEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, MASKED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1) * TAKEN
     x_ptr += head * x_h
     if head < H:
         _turn(
             x_ptr, qw_ptr, cos_ptr, sin_ptr, q_ptr + head * (2 * half), count, programs, half, x_n, x_h, x_d, qw_d,
-            cos_n, cos_d, sin_n, sin_d, H, EPS, NORMED, WIDE, TAKEN, ROWS, COLUMNS,
+            cos_n, cos_d, sin_n, sin_d, H, EPS, NORMED, WIDE, TAKEN, ROWS, COLUMNS, MASKED, STAGES,
         )  # fmt: skip
     else:
         _turn(
             x_ptr, kw_ptr, cos_ptr, sin_ptr, k_ptr + (head - H) * (2 * half), count, programs, half, x_n, x_h, x_d, kw_d,
-            cos_n, cos_d, sin_n, sin_d, K, EPS, NORMED, WIDE, TAKEN, ROWS, COLUMNS,
+            cos_n, cos_d, sin_n, sin_d, K, EPS, NORMED, WIDE, TAKEN, ROWS, COLUMNS, MASKED, STAGES,
         )  # fmt: skip
 
 
@@ -123,7 +130,7 @@ def _forward_kernel(
 def _turn(
     x_ptr, w_ptr, cos_ptr, sin_ptr, y_ptr, count, programs, half, x_n, x_h, x_d, w_d, cos_n, cos_d, sin_n, sin_d,
     ALL: tl.constexpr, EPS: tl.constexpr, NORMED: tl.constexpr, WIDE: tl.constexpr, TAKEN: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    COLUMNS: tl.constexpr, MASKED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Some heads of one kind, of which a token has `ALL`, of the tokens of a program."""
     NARROW: tl.constexpr = y_ptr.dtype.element_ty
@@ -131,16 +138,17 @@ def _turn(
     column = tl.arange(0, COLUMNS)
     within = column < half
     inside = (row < TAKEN) & within[None, :]
+    still = row * 0  # angles are read once a head: laying out one row for all of them would make threads wait
     if NORMED:
-        w_first = tl.load(w_ptr + column * w_d, mask=within, other=0.0).to(WIDE)[None, :]
-        w_second = tl.load(w_ptr + (column + half) * w_d, mask=within, other=0.0).to(WIDE)[None, :]
-    token = tl.program_id(0).to(tl.int64)
-    while token < count:
+        w_first = read(w_ptr + column * w_d, within, MASKED).to(WIDE)[None, :]
+        w_second = read(w_ptr + (column + half) * w_d, within, MASKED).to(WIDE)[None, :]
+    for number in tl.range(tl.program_id(0), count, programs, num_stages=STAGES):
+        token = tl.full([], 0, dtype=tl.int64) + number
         at = x_ptr + token * x_n + row * x_h + (column * x_d)[None, :]
-        first = tl.load(at, mask=inside, other=0.0).to(WIDE)
-        second = tl.load(at + half * x_d, mask=inside, other=0.0).to(WIDE)
-        cos = tl.load(cos_ptr + token * cos_n + column * cos_d, mask=within, other=0.0).to(NARROW).to(WIDE)[None, :]
-        sin = tl.load(sin_ptr + token * sin_n + column * sin_d, mask=within, other=0.0).to(NARROW).to(WIDE)[None, :]
+        first = read(at, inside, MASKED).to(WIDE)
+        second = read(at + half * x_d, inside, MASKED).to(WIDE)
+        cos = read(cos_ptr + token * cos_n + still + (column * cos_d)[None, :], inside, MASKED).to(NARROW).to(WIDE)
+        sin = read(sin_ptr + token * sin_n + still + (column * sin_d)[None, :], inside, MASKED).to(NARROW).to(WIDE)
         if NORMED:
             square = tl.sum(first * first + second * second, axis=1)
             reciprocal = tl.rsqrt(square / (2 * half) + EPS)[:, None]
@@ -149,9 +157,8 @@ def _turn(
         y_first = (first * cos).to(NARROW).to(WIDE) - (second * sin).to(NARROW).to(WIDE)
         y_second = (second * cos).to(NARROW).to(WIDE) + (first * sin).to(NARROW).to(WIDE)
         y_at = y_ptr + token * (ALL * 2 * half) + row * (2 * half) + column[None, :]
-        tl.store(y_at, y_first.to(NARROW), mask=inside)
-        tl.store(y_at + half, y_second.to(NARROW), mask=inside)
-        token += programs
+        write(y_at, y_first, inside, MASKED)
+        write(y_at + half, y_second, inside, MASKED)
 
 
 @triton.jit
@@ -159,7 +166,7 @@ def _backward_kernel(
     dq_ptr, dk_ptr, dv_ptr, x_ptr, qw_ptr, kw_ptr, cos_ptr, sin_ptr, dx_ptr, partial_ptr, count, programs, half,
     dq_n, dq_h, dq_d, dk_n, dk_h, dk_d, dv_n, dv_h, dv_d, x_n, x_h, x_d, qw_d, kw_d, cos_n, cos_d, sin_n, sin_d,
     H: tl.constexpr, K: tl.constexpr, EPS: tl.constexpr, NORMED: tl.constexpr, VALUES: tl.constexpr, WIDE: tl.constexpr,
-    TAKEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    TAKEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, MASKED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(1).to(tl.int64)
     head = tile * TAKEN
@@ -170,18 +177,18 @@ def _backward_kernel(
         _pull(
             dq_ptr + head * dq_h, x_ptr, qw_ptr, cos_ptr, sin_ptr, dx_ptr, partial_ptr, count, programs, half,
             dq_n, dq_h, dq_d, x_n, x_h, x_d, qw_d, cos_n, cos_d, sin_n, sin_d,
-            H + 2 * K, EPS, NORMED, WIDE, TAKEN, ROWS, COLUMNS,
+            H + 2 * K, EPS, NORMED, WIDE, TAKEN, ROWS, COLUMNS, MASKED, STAGES,
         )  # fmt: skip
     elif head < H + K:
         _pull(
             dk_ptr + (head - H) * dk_h, x_ptr, kw_ptr, cos_ptr, sin_ptr, dx_ptr, partial_ptr, count, programs, half,
             dk_n, dk_h, dk_d, x_n, x_h, x_d, kw_d, cos_n, cos_d, sin_n, sin_d,
-            H + 2 * K, EPS, NORMED, WIDE, TAKEN, ROWS, COLUMNS,
+            H + 2 * K, EPS, NORMED, WIDE, TAKEN, ROWS, COLUMNS, MASKED, STAGES,
         )  # fmt: skip
     else:
         _carry(
             dv_ptr + (head - H - K) * dv_h, dx_ptr, count, programs, half, dv_n, dv_h, dv_d,
-            H + 2 * K, VALUES, TAKEN, ROWS, COLUMNS,
+            H + 2 * K, VALUES, TAKEN, ROWS, COLUMNS, MASKED, STAGES,
         )  # fmt: skip
 
 
@@ -190,7 +197,7 @@ def _pull(
     d_ptr, x_ptr, w_ptr, cos_ptr, sin_ptr, dx_ptr, partial_ptr, count, programs, half,
     d_n, d_h, d_d, x_n, x_h, x_d, w_d, cos_n, cos_d, sin_n, sin_d,
     ALL: tl.constexpr, EPS: tl.constexpr, NORMED: tl.constexpr, WIDE: tl.constexpr, TAKEN: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    COLUMNS: tl.constexpr, MASKED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The cotangents of some heads of one kind, and the sum of a program for their weight."""
     NARROW: tl.constexpr = dx_ptr.dtype.element_ty
@@ -198,24 +205,25 @@ def _pull(
     column = tl.arange(0, COLUMNS)
     within = column < half
     inside = (row < TAKEN) & within[None, :]
+    still = row * 0  # angles are read once a head: laying out one row for all of them would make threads wait
     if NORMED:
-        w_first = tl.load(w_ptr + column * w_d, mask=within, other=0.0).to(WIDE)[None, :]
-        w_second = tl.load(w_ptr + (column + half) * w_d, mask=within, other=0.0).to(WIDE)[None, :]
+        w_first = read(w_ptr + column * w_d, within, MASKED).to(WIDE)[None, :]
+        w_second = read(w_ptr + (column + half) * w_d, within, MASKED).to(WIDE)[None, :]
         dw_first = tl.zeros([ROWS, COLUMNS], dtype=WIDE)
         dw_second = tl.zeros([ROWS, COLUMNS], dtype=WIDE)
-    token = tl.program_id(0).to(tl.int64)
-    while token < count:
+    for number in tl.range(tl.program_id(0), count, programs, num_stages=STAGES):
+        token = tl.full([], 0, dtype=tl.int64) + number
         d_at = d_ptr + token * d_n + row * d_h + (column * d_d)[None, :]
-        d_first = tl.load(d_at, mask=inside, other=0.0).to(WIDE)
-        d_second = tl.load(d_at + half * d_d, mask=inside, other=0.0).to(WIDE)
-        cos = tl.load(cos_ptr + token * cos_n + column * cos_d, mask=within, other=0.0).to(NARROW).to(WIDE)[None, :]
-        sin = tl.load(sin_ptr + token * sin_n + column * sin_d, mask=within, other=0.0).to(NARROW).to(WIDE)[None, :]
+        d_first = read(d_at, inside, MASKED).to(WIDE)
+        d_second = read(d_at + half * d_d, inside, MASKED).to(WIDE)
+        cos = read(cos_ptr + token * cos_n + still + (column * cos_d)[None, :], inside, MASKED).to(NARROW).to(WIDE)
+        sin = read(sin_ptr + token * sin_n + still + (column * sin_d)[None, :], inside, MASKED).to(NARROW).to(WIDE)
         g_first = d_first * cos + d_second * sin
         g_second = d_second * cos - d_first * sin
         if NORMED:
             at = x_ptr + token * x_n + row * x_h + (column * x_d)[None, :]
-            x_first = tl.load(at, mask=inside, other=0.0).to(WIDE)
-            x_second = tl.load(at + half * x_d, mask=inside, other=0.0).to(WIDE)
+            x_first = read(at, inside, MASKED).to(WIDE)
+            x_second = read(at + half * x_d, inside, MASKED).to(WIDE)
             square = tl.sum(x_first * x_first + x_second * x_second, axis=1)
             reciprocal = tl.rsqrt(square / (2 * half) + EPS)[:, None]
             x_first *= reciprocal
@@ -228,9 +236,8 @@ def _pull(
             g_first = reciprocal * (g_first - x_first * slope)
             g_second = reciprocal * (g_second - x_second * slope)
         dx_at = dx_ptr + token * (ALL * 2 * half) + row * (2 * half) + column[None, :]
-        tl.store(dx_at, g_first.to(NARROW), mask=inside)
-        tl.store(dx_at + half, g_second.to(NARROW), mask=inside)
-        token += programs
+        write(dx_at, g_first, inside, MASKED)
+        write(dx_at + half, g_second, inside, MASKED)
     if NORMED:
         tl.store(partial_ptr + column, tl.sum(dw_first, axis=0), mask=within)
         tl.store(partial_ptr + half + column, tl.sum(dw_second, axis=0), mask=within)
@@ -240,15 +247,15 @@ def _pull(
 def _carry(
     d_ptr, dx_ptr, count, programs, half, d_n, d_h, d_d,
     ALL: tl.constexpr, VALUES: tl.constexpr, TAKEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    MASKED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The cotangents of some heads of the values as they are, or zeros."""
     row = tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, 2 * COLUMNS)
     inside = (row < TAKEN) & (column < 2 * half)[None, :]
-    token = tl.program_id(0).to(tl.int64)
-    while token < count:
+    for number in tl.range(tl.program_id(0), count, programs, num_stages=STAGES):
+        token = tl.full([], 0, dtype=tl.int64) + number
         d = tl.zeros([ROWS, 2 * COLUMNS], dtype=dx_ptr.dtype.element_ty)
         if VALUES:
             d = tl.load(d_ptr + token * d_n + row * d_h + (column * d_d)[None, :], mask=inside, other=0.0)
-        tl.store(dx_ptr + token * (ALL * 2 * half) + row * (2 * half) + column[None, :], d, mask=inside)
-        token += programs
+        write(dx_ptr + token * (ALL * 2 * half) + row * (2 * half) + column[None, :], d, inside, MASKED)

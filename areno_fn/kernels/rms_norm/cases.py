@@ -1,4 +1,4 @@
-"""Cases of `rms_norm`. Sizes are (A, B, D): A x B rows of D; the variant is the meaning of the weight."""
+"""Cases of `rms_norm`. Sizes are (A, B, D): A x B rows of D; the variant is the meaning of the weight, or a gate."""
 
 from __future__ import annotations
 
@@ -16,22 +16,39 @@ def build(case: Case, device: torch.device | str) -> Arguments:
     x = case.normal("x", *case.sizes, device=device) * case.magnitude
     centred = case.variant == "zero centred"
     weight = case.normal("weight", case.sizes[-1], device=device) * 0.1 + (0 if centred else 1)
-    return Arguments(positional=(case.lay(x), case.lay(weight), EPS), moving=(0, 1), keywords={"zero_centred": centred})
+    positional = (case.lay(x), case.lay(weight), EPS)
+    if case.variant != "gated":
+        return Arguments(positional=positional, moving=(0, 1), keywords={"zero_centred": centred})
+    gate = case.lay(case.normal("gate", *case.sizes, device=device) * 2)
+    return Arguments(positional=(*positional, gate), moving=(0, 1, 3))
 
 
-def oracle(x: torch.Tensor, weight: torch.Tensor, eps: float, zero_centred: bool) -> torch.Tensor:
+def function(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, gate: torch.Tensor | None = None, *, zero_centred: bool = False
+) -> torch.Tensor:
+    """`rms_norm`, with the gate where a gradient is asked for by position."""
+    return rms_norm(x, weight, eps, gate=gate, zero_centred=zero_centred)
+
+
+def oracle(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, gate: torch.Tensor | None = None, *, zero_centred: bool = False
+) -> torch.Tensor:
     """The formula."""
-    return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * (weight + 1 if zero_centred else weight)
+    y = x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * (weight + 1 if zero_centred else weight)
+    return y if gate is None else y * gate * gate.sigmoid()
 
 
 def noise(arguments: Arguments, cotangents: tuple[torch.Tensor, ...]) -> tuple[float, ...]:
-    """The gradient in x is a difference, that in the weight a sum over rows."""
-    x, weight, eps = arguments.positional
+    """The gradient in x is a difference, that in the weight a sum over rows; the slope of silu crosses 0."""
+    x, weight, eps, *gates = arguments.positional
     (dy,) = cotangents
     reciprocal = (x.square().mean(-1, keepdim=True) + eps).rsqrt()
-    scale = weight + 1 if arguments.keywords["zero_centred"] else weight
+    scale = weight + 1 if arguments.keywords.get("zero_centred") else weight
+    into_gate = [_size(dy * scale * x * reciprocal) for _ in gates]
+    for gate in gates:
+        dy = dy * gate * gate.sigmoid()
     terms = (dy * x * reciprocal).abs().reshape(-1, x.shape[-1]).sum(0)
-    return 0.0, _size(dy * scale * reciprocal), _size(terms)
+    return 0.0, _size(dy * scale * reciprocal), _size(terms), *into_gate
 
 
 def _size(x: torch.Tensor) -> float:
@@ -52,7 +69,7 @@ def backward_floor(case: Case) -> Floor:
 
 CASES = Cases(
     name="rms_norm",
-    function=rms_norm,
+    function=function,
     oracle=oracle,
     answered=(0,),
     build=build,
@@ -62,12 +79,13 @@ CASES = Cases(
         dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float64]),
         strided=st.booleans(),
         magnitude=st.sampled_from([1.0, 1e-3, 1e2]),
-        variant=st.sampled_from(["plain", "zero centred"]),
+        variant=st.sampled_from(["plain", "zero centred", "gated"]),
         seed=st.integers(0, 9),
     ),
     wide=(
         Case(sizes=(2, 3, 5000), dtype=torch.float32, variant="plain", strided=True),
         Case(sizes=(7, 900, 3), dtype=torch.bfloat16, variant="zero centred"),
+        Case(sizes=(3, 40, 300), dtype=torch.bfloat16, variant="gated", strided=True),
     ),
     hot=(
         Case(sizes=(1, 131072, 1024), dtype=torch.bfloat16, variant="plain"),

@@ -1,0 +1,35 @@
+"""Log-probabilities of a linear head and their gradients in plain torch, some rows at a time; float32 sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from areno_fn.kernels.token_logp import reference as token_logp
+
+
+def forward(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    slope: Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor],
+    scale: float,
+    rows: int,
+    into_weight: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A 0, logp and entropy [M], and the gradients [M, D] and [V, D] (empty where not wanted)."""
+    dtype = torch.promote_types(hidden.dtype, torch.float32)
+    logp, entropy = (torch.empty(targets.shape, dtype=dtype) for _ in range(2))
+    dhidden = torch.empty(hidden.shape, dtype=hidden.dtype)
+    total = torch.zeros(weight.shape if into_weight else (0, weight.shape[1]), dtype=dtype)
+    for first in range(0, targets.shape[0], rows):
+        here = slice(first, first + rows)
+        logits = (hidden[here] @ weight.t()).to(dtype) * scale
+        logp[here], entropy[here], peak, log_sum = token_logp.forward(logits, targets[here])
+        dlogp = slope(first, logp[here], entropy[here]).to(dtype) * scale
+        dlogits = token_logp.backward(dlogp, logits, targets[here], peak, log_sum)
+        dhidden[here] = (dlogits @ weight.to(dtype)).to(hidden.dtype)
+        if into_weight:
+            total += dlogits.t() @ hidden[here].to(dtype)
+    return torch.zeros((), dtype=dtype), logp, entropy, dhidden, total.to(weight.dtype)

@@ -1,0 +1,147 @@
+"""Log-probabilities of a linear head and their gradients on the GPU: three products by cuBLAS, one pass by Triton.
+
+Some rows of logits are made over the whole vocabulary and turned in place into 1[j = target] - p_j. A program reads a row
+twice, the second time from the cache, because those that run at once read no more than it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import triton
+import triton.language as tl
+
+from areno_fn.kernels.launch import Steps, on_device_of, resident, wide
+
+ABSENT = -1e30
+"""A logit that no model has, and whose distance from any other is finite."""
+EVEN = 64
+"""Rows of logits begin at multiples of so many elements, so that loads are wide whatever the vocabulary."""
+TILES = 128
+"""Tiles of a product that keep the chip busy; where there are fewer, the product is cut along what is summed."""
+_TILE = 128 * 256
+
+
+def forward(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    slope: Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor],
+    scale: float,
+    rows: int,
+    into_weight: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A 0, logp and entropy [M], and the gradients [M, D] and [V, D] (empty where not wanted), contiguous."""
+    dtype = torch.promote_types(hidden.dtype, torch.float32)
+    (count, width), size = hidden.shape, weight.shape[0]
+    logp, entropy = (torch.empty(count, dtype=dtype, device=hidden.device) for _ in range(2))
+    dhidden = torch.empty(hidden.shape, dtype=hidden.dtype, device=hidden.device)
+    total = torch.zeros(weight.shape if into_weight else (0, width), dtype=dtype, device=hidden.device)
+    rows = min(rows, count)
+    scratch = torch.empty(rows, size + -size % EVEN, dtype=hidden.dtype, device=hidden.device)
+    hidden = hidden.contiguous()
+    with on_device_of(hidden):
+        for first in range(0, count, max(rows, 1)):
+            part = hidden[first : first + rows]
+            last = first + part.shape[0]
+            logits = scratch[: part.shape[0], :size]
+            torch.mm(part, weight.t(), out=logits)
+            turn(logits, targets[first:last], logp[first:last], entropy[first:last], scale)
+            factor = (slope(first, logp[first:last], entropy[first:last]).to(dtype) * scale).unsqueeze(1)
+            torch.mul(product(logits, weight, dtype), factor, out=dhidden[first:last])
+            if into_weight:
+                add_product(total, logits.t(), (part * factor).to(part.dtype))
+    del scratch
+    return hidden.new_zeros((), dtype=dtype), logp, entropy, dhidden, total.to(weight.dtype)
+
+
+def turn(logits: torch.Tensor, targets: torch.Tensor, logp: torch.Tensor, entropy: torch.Tensor, scale: float) -> None:
+    """Writes logp and entropy of rows, and 1[j = target] - p_j over the logits, in place."""
+    count, size = logits.shape
+    step = walk(size)
+    _turn_kernel[(min(count, resident(logits, step.warps, step.held)),)](
+        logits, targets, logp, entropy, count, size, size + -size % EVEN, logits.stride(0), targets.stride(0),
+        SCALE=scale, LOWEST=torch.finfo(logp.dtype).min, ABSENT=ABSENT, WIDE=wide(logits),
+        COLUMNS=min(step.rows, triton.next_power_of_2(size)), STAGES=step.stages, num_warps=step.warps,
+    )  # fmt: skip
+
+
+def walk(size: int) -> Steps:
+    """The steps along a row, whose rows are columns here."""
+    del size
+    return Steps(rows=8192, warps=8, stages=3, held=16)
+
+
+def product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The product of [R, V] and [V, D] in a wider dtype, cut along V where its tiles are too few for the chip."""
+    if a.dtype == dtype:
+        return a @ b
+    if not a.is_cuda:
+        return a.to(dtype) @ b.to(dtype)
+    parts = cut(a.shape[0] * b.shape[1], a.shape[1])
+    if parts == 1:
+        return torch.mm(a, b, out_dtype=dtype)
+    pieces = a.unflatten(1, (parts, -1)).transpose(0, 1)
+    return torch.bmm(pieces, b.unflatten(0, (parts, -1)), out_dtype=dtype).sum(0)
+
+
+def cut(elements: int, summed: int) -> int:
+    """Into how many parts, a power of two, a sum is cut whose result has so many elements."""
+    parts = 1
+    while 2 * parts * triton.cdiv(elements, _TILE) <= TILES and summed % (16 * parts) == 0:
+        parts *= 2
+    return parts
+
+
+def add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    """Adds the product of two matrices to a wider one, without rounding it first where cuBLAS can do that."""
+    if a.dtype == total.dtype:
+        total.addmm_(a, b)
+    elif a.is_cuda:
+        torch.ops.aten.addmm.dtype_out(total, a, b, total.dtype, out=total)
+    else:
+        total.addmm_(a.to(total.dtype), b.to(total.dtype))
+
+
+@triton.jit
+def _turn_kernel(
+    logits_ptr, targets_ptr, logp_ptr, entropy_ptr, count, size, padded, stride, targets_m,
+    SCALE: tl.constexpr, LOWEST: tl.constexpr, ABSENT: tl.constexpr, WIDE: tl.constexpr,
+    COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    FACTOR: tl.constexpr = SCALE * 1.4426950408889634  # exponentials to the base 2 are one instruction
+    LEFT: tl.constexpr = COLUMNS // 8 if COLUMNS >= 8 else 1
+    for number in range(tl.program_id(0), count, tl.num_programs(0)):
+        row = tl.full([], 0, dtype=tl.int64) + number
+        row_ptr = logits_ptr + row * stride
+        target = tl.load(targets_ptr + row * targets_m)
+        known = (target >= 0) & (target < size)
+        chosen = tl.load(row_ptr + target, mask=known, other=float("nan")).to(WIDE) * FACTOR
+        m = tl.full([], LOWEST, dtype=WIDE)
+        s = tl.zeros([LEFT], dtype=WIDE)  # sums stay with the threads until the row is over
+        u = tl.zeros([LEFT], dtype=WIDE)
+        for start in tl.range(0, size, COLUMNS, num_stages=STAGES):
+            column = start + tl.arange(0, COLUMNS)
+            logit = tl.load(row_ptr + column, mask=column < padded, other=0.0).to(WIDE) * FACTOR
+            logit = tl.where(column < size, logit, ABSENT)
+            larger = tl.maximum(m, tl.max(logit, axis=0))
+            growth = tl.where(start > 0, larger - m, 0.0)
+            shrink = tl.exp2(-growth)
+            distance = larger - logit
+            e = tl.exp2(-distance)
+            u = tl.where(shrink > 0, shrink * (u + growth * s), 0.0)
+            u += tl.sum(tl.reshape(e * distance, [LEFT, COLUMNS // LEFT]), axis=1)
+            s = s * shrink + tl.sum(tl.reshape(e, [LEFT, COLUMNS // LEFT]), axis=1)
+            m = larger
+        all_s = tl.sum(s, axis=0)
+        log_sum = tl.log2(all_s)
+        tl.store(logp_ptr + row, (chosen - m - log_sum) * 0.6931471805599453)
+        tl.store(entropy_ptr + row, (log_sum + tl.sum(u, axis=0) / all_s) * 0.6931471805599453)
+        # backwards, because what was read last is the likeliest to be in the cache still
+        for start in tl.range(0, size, COLUMNS, num_stages=STAGES):
+            column = tl.cdiv(size, COLUMNS) * COLUMNS - COLUMNS - start + tl.arange(0, COLUMNS)
+            logit = tl.load(row_ptr + column, mask=column < padded, other=0.0).to(WIDE) * FACTOR
+            probability = tl.exp2(logit - m - log_sum)
+            turned = tl.where(column == target, 1.0, 0.0) - probability
+            tl.store(row_ptr + column, turned.to(logits_ptr.dtype.element_ty), mask=column < padded)
