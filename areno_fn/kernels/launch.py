@@ -23,13 +23,13 @@ class Lines(NamedTuple):
 
     Attributes:
         tensors: views.
-        count: how many lines.
+        rows: how many lines.
         inner: B, by which the number of a line is divided; of no meaning where they are flat.
         flat: in every tensor the lines are equally far apart, so that nothing has to be divided.
     """
 
     tensors: tuple[torch.Tensor, ...]
-    count: int
+    rows: int
     inner: int
     flat: bool
 
@@ -103,15 +103,13 @@ def summed(partial: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 @triton.jit
 def places(row, B, outer, inner, FLAT: tl.constexpr):
     """Where lines begin; a division of 64-bit numbers for each would cost more than the line."""
-    apart = row.to(tl.int64) * inner if FLAT else (row // B).to(tl.int64) * outer + (row % B).to(tl.int64) * inner
-    return apart
+    return row.to(tl.int64) * inner if FLAT else (row // B).to(tl.int64) * outer + (row % B).to(tl.int64) * inner
 
 
 @triton.jit
 def read(at, inside, MASKED: tl.constexpr):
     """What lies there, 0 outside. A load is only as wide as its mask allows, so that a whole tile has none."""
-    found = tl.load(at, mask=inside, other=0.0) if MASKED else tl.load(at)
-    return found
+    return tl.load(at, mask=inside, other=0.0) if MASKED else tl.load(at)
 
 
 @triton.jit

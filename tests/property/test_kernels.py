@@ -29,6 +29,7 @@ from areno_fn.kernels.gated_silu import cases as gated_silu_cases
 from areno_fn.kernels.gated_silu import gated_silu
 from areno_fn.kernels.law import Case, Cases, against_oracle, cotangents_of, moving_tensors, pulled
 from areno_fn.kernels.linear_token_logp import cases as linear_token_logp_cases
+from areno_fn.kernels.linear_token_loss import cases as linear_token_loss_cases
 from areno_fn.kernels.norm_rotary import cases as norm_rotary_cases
 from areno_fn.kernels.ordered_linear import cases as ordered_linear_cases
 from areno_fn.kernels.rms_norm import cases as rms_norm_cases
@@ -48,7 +49,10 @@ KERNELS = [
     token_logp_cases.CASES,
     linear_token_logp_cases.CASES,
     ordered_linear_cases.CASES,
+    linear_token_loss_cases.CASES,
 ]
+TRACED = [kernel for kernel in KERNELS if kernel.name != "linear_token_loss"]
+"""A function that is an argument has no place in a graph."""
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 MODES = [
     "reference",
@@ -414,16 +418,18 @@ def alone(check: str, interpret: bool) -> list[str]:
 
 
 def test_gradients_compile_whole_on_every_implementation() -> None:
-    assert alone("graphs", interpret=True) == [f"{k.name} {m}" for m in ("reference", "triton") for k in KERNELS]
+    assert alone("graphs", interpret=True) == [f"{k.name} {m}" for m in ("reference", "triton") for k in TRACED]
 
 
 def test_every_triton_kernel_compiles_for_the_gpu() -> None:
     """To machine code of compute capability 9.0; Triton needs no GPU for that."""
     names = {line.split()[0] for line in alone("machine_code", interpret=False)}
-    assert names == {f"{k.name}.{part}" for k in KERNELS for part in ("_forward_kernel", "_backward_kernel")} - {
-        "rotary._forward_kernel",
-        "rotary._backward_kernel",
-    } | {"rotary._rotate_kernel", "launch._sum_kernel"}
+    alike = {"rotary", "gated_silu", "gated_gelu", "linear_token_loss"}  # that have other parts, or share them
+    apart = {
+        f"{k.name}.{part}" for k in KERNELS if k.name not in alike for part in ("_forward_kernel", "_backward_kernel")
+    }
+    shared = {"rotary._rotate_kernel", "launch._sum_kernel", "gates._forward_kernel", "gates._backward_kernel"}
+    assert names == apart | shared | {"linear_token_loss._turn_kernel"}
 
 
 def graphs() -> None:
@@ -433,7 +439,7 @@ def graphs() -> None:
     """
     for mode in ("reference", "triton"):
         BACKENDS["cpu"] = mode
-        for kernel in KERNELS:
+        for kernel in TRACED:
             case = Case(sizes=(2, 3, 8) if len(kernel.hot[0].sizes) == 3 else (5, 8), dtype=torch.float32, strided=True)
             arguments = kernel.build(case, "cpu")
             static = [x for i, x in enumerate(arguments.positional) if i not in arguments.moving]
@@ -490,7 +496,7 @@ def machine_code() -> None:
 
             return launch
 
-    for place in ("launch", *(f"{kernel.name}.triton" for kernel in KERNELS)):
+    for place in ("launch", "gates", *(f"{kernel.name}.triton" for kernel in KERNELS)):
         module = importlib.import_module(f"areno_fn.kernels.{place}")
         for name, value in list(vars(module).items()):
             if name.endswith("_kernel"):

@@ -47,7 +47,8 @@ def linear_token_loss(
         hidden: [M, D], floating.
         weight: [V, D], of the same dtype, V > 0.
         targets: int64 [M], each in [0, V). Outside it, the CPU raises and the GPU returns NaN.
-        slope: see `Slope`; called once for every part of the rows, in order, outside of any graph.
+        slope: see `Slope`; called once for every part of the rows, in order, outside of any graph. So this primitive
+            is not for what is traced.
         scale: factor of the logits, such as one over a temperature; finite and not 0.
         chunk: logits that may exist at once.
 
@@ -77,7 +78,7 @@ def rows_at_once(count: int, size: int, chunk: int) -> int:
     """Rows of a part: as few parts as the chunk allows, alike, and of a number of rows that tiles divide."""
     parts = max(1, -(-count * size // chunk))
     rows = -(-count // parts)
-    return max(1, min(count, rows + -rows % _EVEN))
+    return max(1, min(count, rows if rows < _EVEN else rows + -rows % _EVEN))
 
 
 def _forward(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:

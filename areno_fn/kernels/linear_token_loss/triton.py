@@ -64,6 +64,7 @@ def turn(logits: torch.Tensor, targets: torch.Tensor, logp: torch.Tensor, entrop
         logits, targets, logp, entropy, count, size, size + -size % EVEN, logits.stride(0), targets.stride(0),
         SCALE=scale, LOWEST=torch.finfo(logp.dtype).min, ABSENT=ABSENT, WIDE=wide(logits),
         COLUMNS=min(step.rows, triton.next_power_of_2(size)), STAGES=step.stages, num_warps=step.warps,
+        enable_fp_fusion=True,
     )  # fmt: skip
 
 

@@ -43,11 +43,11 @@ def forward(
     size = x.shape[-1]
     rows, columns = tile(size)
     with on_device_of(x):
-        _forward_kernel[(triton.cdiv(lines.count, rows),)](
-            *lines.tensors, weight, y, lines.count, lines.inner, size,
+        _forward_kernel[(triton.cdiv(lines.rows, rows),)](
+            *lines.tensors, weight, y, lines.rows, lines.inner, size,
             *lines.tensors[0].stride(), *lines.tensors[1].stride(), weight.stride(0),
             EPS=eps, ZERO_CENTRED=zero_centred, GATED=gate is not None, FLAT=lines.flat,
-            MASKED=columns != size or lines.count % rows != 0, WIDE=wide(x), ROWS=rows, COLUMNS=columns,
+            MASKED=columns != size or lines.rows % rows != 0, WIDE=wide(x), ROWS=rows, COLUMNS=columns,
             num_warps=warps(rows * columns), **ROUNDING,
         )  # fmt: skip
     return y
@@ -71,15 +71,15 @@ def backward(
     size = x.shape[-1]
     step = walk(size)
     columns = triton.next_power_of_2(size)
-    programs = min(triton.cdiv(lines.count, step.rows), resident(x, step.warps, step.held))
+    programs = min(triton.cdiv(lines.rows, step.rows), resident(x, step.warps, step.held))
     partial_dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     partial = torch.empty(programs, size, dtype=partial_dtype, device=x.device)
     with on_device_of(x):
         _backward_kernel[(programs,)](
-            *lines.tensors, weight, dx, dgate, partial, lines.count, programs * step.rows, lines.inner, size,
+            *lines.tensors, weight, dx, dgate, partial, lines.rows, programs * step.rows, lines.inner, size,
             *lines.tensors[0].stride(), *lines.tensors[1].stride(), *lines.tensors[2].stride(), weight.stride(0),
             EPS=eps, ZERO_CENTRED=zero_centred, GATED=gate is not None, FLAT=lines.flat,
-            MASKED=columns != size or lines.count % step.rows != 0, WIDE=wide(x), ROWS=step.rows, COLUMNS=columns,
+            MASKED=columns != size or lines.rows % step.rows != 0, WIDE=wide(x), ROWS=step.rows, COLUMNS=columns,
             STAGES=step.stages, num_warps=step.warps, **ROUNDING,
         )  # fmt: skip
     return dx, summed(partial, weight.dtype), dgate
