@@ -1,9 +1,9 @@
 """`attention`: causal softmax attention over packed documents, and over a cache.
 
-torch's own kernels do the work, and there is never a mask of N x N. On the GPU in half precision documents stay as they
-are packed, end to end (`fused.py`). Elsewhere they are laid side by side in a view padded to the longest one for
-`scaled_dot_product_attention`; for documents of one length that is a reshape, and otherwise it costs documents x
-longest places, so pack documents of similar length together.
+torch's own kernels do the work where they reach, and Triton's where they do not (`fused.py`): scores with a soft cap. On
+the GPU in half precision documents stay as they are packed, end to end, and there is never a mask of N x N. Elsewhere they
+are laid side by side in a view padded to the longest one for `scaled_dot_product_attention`; for documents of one length
+that is a reshape, and otherwise it costs documents x longest places, so pack documents of similar length together.
 
 On the CPU a token's result has the same bits whatever it is packed or decoded with, as far as `places.py` explains.
 """
@@ -13,9 +13,10 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from areno_fn.kernels.attention.fused import fused_attention, takes
+from areno_fn.kernels.attention.fused import forms, fused_attention, takes
 from areno_fn.kernels.attention.layout import PackedLayout, equal_documents, packed_layout
 from areno_fn.kernels.attention.places import key_places, padded
+from areno_fn.kernels.attention.reference import attend
 from areno_fn.kernels.backend import require
 from areno_fn.kernels.linear import FEW
 
@@ -23,12 +24,23 @@ __all__ = ["PackedLayout", "cached_attention", "equal_documents", "key_places", 
 
 
 def packed_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: PackedLayout, scale: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    layout: PackedLayout,
+    scale: float,
+    *,
+    window: int = 0,
+    soft_cap: float = 0.0,
 ) -> torch.Tensor:
     """Every token attends to itself and to the earlier tokens of its own document.
 
-    `o_i = sum_j p_ij v_j` with `p_i = softmax_j(scale * q_i . k_j)` over the places j <= i of i's document; head h
+    `o_i = sum_j p_ij v_j` with `p_i = softmax_j(s_ij)` over the places j <= i of i's document, the last `window` of
+    them where there is one; `s_ij = scale * q_i . k_j`, or `cap * tanh(scale * q_i . k_j / cap)` with a soft cap. Head h
     of q reads head h // (H / K) of k and v. What stands in one document cannot change a bit of another's result.
+
+    A window or a soft cap in float64, on the CPU, of heads wider than 256 or in a traced graph is formed in plain
+    torch, with all scores of a document at once.
 
     Args:
         q: [N, H, head_dim], floating.
@@ -36,12 +48,14 @@ def packed_attention(
         v: like `k`.
         layout: where the documents are; compute it once per forward pass.
         scale: factor of the scores.
+        window: how many places are seen, the token's own included; 0 for all.
+        soft_cap: what the absolute value of a score stays below (Gemma 2); 0 for none.
 
     Returns:
         [N, H, head_dim] in the dtype of `q`.
 
     Raises:
-        KernelError: the shapes do not fit each other.
+        KernelError: the shapes do not fit each other, or the window or the soft cap is negative.
 
     Source: Vaswani et al., "Attention is all you need", 2017, equation 1; Ainslie et al., "GQA", 2023.
     """
@@ -49,8 +63,12 @@ def packed_attention(
     fits = fits and q.shape[0] == layout.tokens and q.shape[1] % k.shape[1] == 0
     wanted = f"q must be [N, H, head_dim] and k and v [N, K, head_dim] with N = {layout.tokens} and H a multiple of K"
     require(fits, "packed_attention", wanted, q, k, v)
-    if takes(q, q.shape[-1]):
-        return fused_attention(q, k, v, layout, scale)[0]
+    require(window >= 0 and soft_cap >= 0, "packed_attention", "window and soft_cap must not be negative", q, k, v)
+    window = 0 if window >= layout.longest else window
+    if takes(q, q.shape[-1]) or ((window or soft_cap) and forms(q)):
+        return fused_attention(q, k, v, layout, scale, window, soft_cap)
+    if window or soft_cap:
+        return attend(q, k, v, layout, scale, window, soft_cap)
     shared = q.shape[1] != k.shape[1]
     places = key_places(layout.longest, q.device)
     q, k, v = (padded(layout.pad(x).transpose(1, 2), places) for x in (q, k, v))

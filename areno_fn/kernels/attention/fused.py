@@ -1,17 +1,20 @@
-"""Packed attention forward and backward by torch's fused kernels on the GPU, for primitives that contain it.
+"""Packed attention forward and backward by fused kernels, for primitives that contain it.
 
 Documents of one length go to cuDNN's kernel on chips that prefer it (compute capability 9.0 and later); documents
-of several lengths, laid end to end, to the variable-length flash kernel, which pads nothing.
+of several lengths, laid end to end, and any window, to the variable-length flash kernel, which pads nothing. Scores with a
+soft cap, and windows in float32, are formed by the kernels of `triton.py`.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import torch
 
 from areno_fn.autodiff import custom_vjp
 from areno_fn.kernels.attention.layout import PackedLayout
+from areno_fn.kernels.backend import backend
 
 CUDNN_WIDEST, FLASH_WIDEST, EVEN = 128, 256, 8
 """The widest heads of either kernel, and what their width is a multiple of."""
@@ -26,12 +29,28 @@ def takes(x: torch.Tensor, head_dim: int) -> bool:
     return x.is_cuda and low and fits and not torch.compiler.is_compiling()
 
 
+def forms(q: torch.Tensor) -> bool:
+    """Whether the kernels of `triton.py` take heads like `q`, outside a traced graph."""
+    known = q.dtype in (torch.float32, torch.bfloat16, torch.float16) and q.shape[-1] <= FLASH_WIDEST
+    return known and not torch.compiler.is_compiling() and backend("attention", q) == "triton"
+
+
 def forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: PackedLayout, scale: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    layout: PackedLayout,
+    scale: float,
+    window: int = 0,
+    soft_cap: float = 0.0,
 ) -> tuple[torch.Tensor, ...]:
     """The result [N, H, head_dim], and the tensors beside it that `backward` needs; arguments as `packed_attention`'s."""
     longest = layout.longest
-    if dense(q, layout):
+    if _formed(q, soft_cap):
+        made = importlib.import_module("areno_fn.kernels.attention.triton").forward
+        out, lse = made(q, k, v, _edges(q, layout), longest, scale, window, soft_cap)
+        return out, lse, lse.new_empty(0), lse.new_empty(0)
+    if dense(q, layout, window):
         sides = (_beside(x, layout) for x in (q, k, v))
         out, lse, _, _, _, _, seed, offset, _ = torch.ops.aten._scaled_dot_product_cudnn_attention(
             *sides, None, True, 0.0, True, False, scale=scale
@@ -39,7 +58,7 @@ def forward(
         return _end_to_end(out), lse, seed, offset
     edges = _edges(q, layout)
     out, lse, state, unused, _ = torch.ops.aten._flash_attention_forward(
-        q, k, v, edges, edges, longest, longest, 0.0, True, False, scale=scale
+        q, k, v, edges, edges, longest, longest, 0.0, True, False, scale=scale, **_sides(window)
     )
     return out, lse, state, unused
 
@@ -52,11 +71,17 @@ def backward(
     kept: tuple[torch.Tensor, ...],
     layout: PackedLayout,
     scale: float,
+    window: int = 0,
+    soft_cap: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Cotangents of q, k and v, [N, .., head_dim] each; `kept` is what `forward` returned."""
     out, lse, state, other = kept
     longest = layout.longest
-    if dense(q, layout):
+    if _formed(q, soft_cap):
+        pull = importlib.import_module("areno_fn.kernels.attention.triton").backward
+        dq, dk, dv = pull(dout, q, k, v, out, lse, _edges(q, layout), longest, scale, window, soft_cap)
+        return dq, dk, dv
+    if dense(q, layout, window):
         sides = (_beside(x, layout) for x in (dout, q, k, v, out))
         pulled = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
             *sides, lse, state, other, None, None, None, longest, longest, 0.0, True, scale=scale
@@ -65,14 +90,26 @@ def backward(
         return dq, dk, dv
     edges = _edges(q, layout)
     dq, dk, dv = torch.ops.aten._flash_attention_backward(
-        dout.contiguous(), q, k, v, out, lse, edges, edges, longest, longest, 0.0, True, state, other, scale=scale
-    )
+        dout.contiguous(), q, k, v, out, lse, edges, edges, longest, longest, 0.0, True, state, other, scale=scale,
+        **_sides(window),
+    )  # fmt: skip
     return dq, dk, dv
 
 
-def dense(q: torch.Tensor, layout: PackedLayout) -> bool:
+def _formed(q: torch.Tensor, soft_cap: float) -> bool:
+    return soft_cap > 0 or q.dtype == torch.float32 or not q.is_cuda
+
+
+def _sides(window: int) -> dict[str, int]:
+    """How many keys before a query and behind it are seen besides its own."""
+    return {"window_size_left": window - 1, "window_size_right": 0} if window else {}
+
+
+def dense(q: torch.Tensor, layout: PackedLayout, window: int = 0) -> bool:
     """Whether cuDNN's kernel is the one: documents of one length that are long enough, and heads narrow enough."""
-    if not q.is_cuda or layout.edges is not None or layout.longest < CUDNN_SHORTEST or q.shape[-1] > CUDNN_WIDEST:
+    if not q.is_cuda or window or layout.edges is not None or layout.longest < CUDNN_SHORTEST:
+        return False
+    if q.shape[-1] > CUDNN_WIDEST:
         return False
     return torch.cuda.get_device_capability(q.device) >= (9, 0)
 
@@ -92,10 +129,34 @@ def _edges(q: torch.Tensor, layout: PackedLayout) -> torch.Tensor:
     return torch.arange(layout.documents + 1, dtype=torch.int32, device=q.device) * layout.longest
 
 
+def fused_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    layout: PackedLayout,
+    scale: float,
+    window: int = 0,
+    soft_cap: float = 0.0,
+) -> torch.Tensor:
+    """The result of `forward`, with its derivative in q, k and v."""
+    out: torch.Tensor = _fused(q, k, v, layout.edges, layout.documents, layout.longest, scale, window, soft_cap)[0]
+    return out
+
+
+def _forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *where: Any) -> tuple[torch.Tensor, ...]:
+    """`forward` with the layout in parts: a transform would wrap a tensor inside a record, and hand that over."""
+    edges, documents, longest, *how = where
+    return forward(q, k, v, _laid(edges, documents, longest), *how)
+
+
 def _pull(cotangents: tuple[Any, ...], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    q, k, v, layout, scale = inputs
-    return *backward(cotangents[0], q, k, v, outputs, layout, scale), None, None
+    q, k, v, edges, documents, longest, *how = inputs
+    pulled = backward(cotangents[0], q, k, v, outputs, _laid(edges, documents, longest), *how)
+    return *pulled, *[None] * (len(inputs) - 3)
 
 
-fused_attention = custom_vjp(forward, _pull, constant_outputs=(1, 2, 3))
-"""`forward` with its derivative in q, k and v."""
+def _laid(edges: torch.Tensor | None, documents: int, longest: int) -> PackedLayout:
+    return PackedLayout(source=None, place=None, edges=edges, documents=documents, longest=longest)
+
+
+_fused = custom_vjp(_forward, _pull, constant_outputs=(1, 2, 3))

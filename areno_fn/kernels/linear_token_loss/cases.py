@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from hypothesis import strategies as st
 
 from areno_fn.kernels.law import Arguments, Case, Cases, Floor
 from areno_fn.kernels.linear_token_logp import cases as later

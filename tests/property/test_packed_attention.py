@@ -1,0 +1,110 @@
+"""Packed attention with windows and soft caps against float64 autograd of its formula, here and in Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+
+from areno_fn import tree
+from areno_fn.contracts.errors import KernelError
+from areno_fn.kernels.attention import equal_documents, packed_attention, packed_layout
+from areno_fn.kernels.attention.cases import CASES, build
+from areno_fn.kernels.backend import BACKENDS
+from areno_fn.kernels.law import Case, against_oracle, cotangents_of, moving_tensors, pulled
+
+MODES = [
+    "reference",
+    pytest.param(
+        "triton",
+        marks=[
+            pytest.mark.skipif(
+                os.environ.get("TRITON_INTERPRET") != "1",
+                reason="Triton's interpreter is off: these laws run in tests/gpu on the GPU",
+            ),
+            pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning"),
+        ],
+    ),
+]
+
+
+@pytest.fixture(params=MODES)
+def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The implementation that runs on CPU tensors; memory that it does not write to holds NaN."""
+    monkeypatch.setitem(BACKENDS, "cpu", request.param)
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: _poisoned(empty(*args, **kwargs)))
+    yield request.param
+
+
+def _poisoned(x: torch.Tensor) -> torch.Tensor:
+    return x.fill_(torch.nan) if x.is_floating_point() else x
+
+
+def _fits(case: Case) -> None:
+    assert [d for d in against_oracle(CASES, case, "cpu") if not d.fits] == []
+
+
+def test_outputs_and_gradients_are_the_formulas(mode: str) -> None:
+    health = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.differing_executors]
+    settings(max_examples=25 if mode == "reference" else 10, deadline=None, suppress_health_check=health)(
+        given(CASES.strategy)(_fits)
+    )()
+
+
+def test_the_formulas_hold_across_tiles(mode: str) -> None:
+    for case in CASES.wide:
+        _fits(case)
+
+
+def test_torch_func_and_a_second_pull_give_the_same_bits_and_write_nothing(mode: str) -> None:
+    case = Case(sizes=(2, 2, 16, 21, 9), dtype=torch.bfloat16, variant="window 6 cap 3", strided=True)
+    arguments = build(case, "cpu")
+    before = [x.clone() for x in moving_tensors(arguments)]
+    cotangents = cotangents_of(CASES, case, arguments)
+    outputs, gradients = pulled(CASES.function, arguments, (0,), cotangents)
+    rest = arguments.positional[3:]
+    value, pull = torch.func.vjp(
+        lambda *x: packed_attention(*x, *rest, **arguments.keywords), *moving_tensors(arguments)
+    )
+    assert torch.equal(value, outputs[0])
+    assert tree.first_difference(pull(*cotangents), gradients) is None
+    assert tree.first_difference(pull(*cotangents), gradients) is None
+    assert tree.first_difference(list(moving_tensors(arguments)), before) is None
+
+
+def test_a_window_is_what_is_seen_and_a_large_cap_bends_nothing(mode: str) -> None:
+    case = Case(sizes=(1,), dtype=torch.float32)
+    q, k, v = (case.normal(name, 9, 1, 4, device="cpu") for name in "qkv")
+    layout = equal_documents(1, 9)
+    alone = packed_attention(q, k, v, layout, 0.5, window=1)
+    assert torch.equal(alone, v)
+    wide = packed_attention(q, k, v, layout, 0.5, window=9)
+    torch.testing.assert_close(wide, packed_attention(q, k, v, layout, 0.5))
+    torch.testing.assert_close(packed_attention(q, k, v, layout, 0.5, soft_cap=1e4), wide, rtol=1e-4, atol=1e-4)
+    # two keys: a score of 3 under a cap of 1 weighs as tanh(3)
+    two = torch.tensor([[[0.0]], [[3.0]]])
+    keys, values = torch.tensor([[[0.0]], [[1.0]]]), torch.tensor([[[0.0]], [[1.0]]])
+    got = packed_attention(two, keys, values, equal_documents(1, 2), 1.0, soft_cap=1.0)[1].item()
+    assert got == pytest.approx(1 / (1 + 2.718281828**-0.9950547537), rel=1e-5)
+
+
+def test_a_document_does_not_change_a_bit_of_another(mode: str) -> None:
+    case = Case(sizes=(1,), dtype=torch.float32)
+    q, k, v = (case.normal(name, 12, 2, 8, device="cpu") for name in "qkv")
+    segments = torch.tensor([0] * 5 + [1] * 7)
+
+    def first(other: float) -> torch.Tensor:
+        changed = [torch.cat((x[:5], torch.full_like(x[5:], other))) for x in (q, k, v)]
+        return packed_attention(*changed, packed_layout(segments), 0.3, window=4, soft_cap=2.0)[:5]
+
+    assert torch.equal(first(1.0), first(-30.0))
+
+
+def test_negative_bounds_are_refused() -> None:
+    x = torch.ones(2, 1, 4)
+    with pytest.raises(KernelError, match="packed_attention: window and soft_cap must not be negative"):
+        packed_attention(x, x, x, equal_documents(1, 2), 1.0, window=-1)
