@@ -1,6 +1,6 @@
 """Tiles and schedules of kernels, each checked against float64 and timed.
 
-    python -m benchmarks.kernel_tiles --check [--only head rms_norm add_rms_norm norm_rotary gated]
+    python -m benchmarks.kernel_tiles --check [--only head rms_norm ...]
     python -m benchmarks.kernel_tiles [--only ...] [--seconds 140]
 
 A kernel's own choice is one of them. Forward and backward are timed apart, as a fraction of their floor. The first command compares
@@ -29,7 +29,7 @@ from benchmarks.kernels import LARGE, copy_rate, matmul_rate, timed
 
 _CHECKS: list[bool] = []
 """Whether variants are compared instead of timed."""
-PARTS = ("head", "rms_norm", "add_rms_norm", "norm_rotary", "gated")
+PARTS = ("head", "rms_norm", "norm_rotary", "add_rms_norm", "gated", "rms_heads", "attention", "attention_wide")
 
 
 def main() -> None:
@@ -191,7 +191,8 @@ def _measure(
     for i in arguments.moving:
         given[i] = given[i].detach().requires_grad_()
     some = attrs.evolve(case, sizes=tuple(min(n, 16384) for n in case.sizes))
-    floor = (cases.forward_floor if side == "forward" else cases.backward_floor)(case).bytes / rates[0]
+    least = (cases.forward_floor if side == "forward" else cases.backward_floor)(case)
+    floor = max(least.bytes / rates[0], least.flops / rates[1] if cases.name == "attention" else 0)
     print(f"{cases.name} {'x'.join(map(str, case.sizes))} {case.variant}, {side}, floor {floor * 1e3:.3f} ms")
     found = []
     for variant in variants:
@@ -273,6 +274,9 @@ def _rms_norm(rates: tuple[float, float], until: float) -> None:
         Steps(1, 4, 4, 32),
     ]
     _backward_walks("rms_norm", rates, until, wide, 0)
+
+
+def _rms_heads(rates: tuple[float, float], until: float) -> None:
     _forward_tiles("rms_norm", rates, until, [(1024, 1), (2048, 2), (2048, 4), (4096, 4), (4096, 8)], 1)
     heads = [
         Steps(r, w, s, h) for (r, w), s, h in itertools.product(((8, 2), (8, 4), (16, 4), (32, 8)), (1, 2, 3), (32,))
@@ -301,6 +305,33 @@ def _norm_rotary(rates: tuple[float, float], until: float) -> None:
         variants = [_Variant("as it is", module, {})]
         variants += [_Variant(str(tuple(s)), module, {"walk": lambda *a, s=s, **k: s}) for s in steps]
         _measure(cases, cases.hot[0], variants, rates, until, side)
+
+
+def _attention(rates: tuple[float, float], until: float) -> None:
+    forward = [(128, 64, 8, 2), (128, 64, 4, 2), (64, 64, 4, 3), (128, 128, 8, 2)]
+    backward = [(64, 64, 8, 2), (128, 64, 8, 2), (64, 128, 8, 2), (64, 32, 4, 2), (64, 64, 4, 1)]
+    _attention_blocks(0, forward, backward, rates, until)
+
+
+def _attention_wide(rates: tuple[float, float], until: float) -> None:
+    forward = [(64, 32, 4, 2), (128, 64, 8, 2), (128, 32, 8, 2)]
+    backward = [(32, 64, 4, 1), (64, 32, 8, 1), (64, 64, 8, 1)]
+    _attention_blocks(2, forward, backward, rates, until)
+
+
+def _attention_blocks(
+    which: int,
+    forward: list[tuple[int, ...]],
+    backward: list[tuple[int, ...]],
+    rates: tuple[float, float],
+    until: float,
+) -> None:
+    module = importlib.import_module("areno_fn.kernels.attention.triton")
+    cases: Cases = importlib.import_module("areno_fn.kernels.attention.cases").CASES
+    for side, choices in (("forward", forward), ("backward", backward)):
+        variants = [_Variant("as it is", module, {})]
+        variants += [_Variant(str(c), module, {f"{side}_blocks": lambda *a, c=c: module.Blocks(*c)}) for c in choices]
+        _measure(cases, cases.hot[which], variants, rates, until, side)
 
 
 def _gated(rates: tuple[float, float], until: float) -> None:
