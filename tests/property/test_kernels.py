@@ -240,9 +240,9 @@ print(*[name for name in ("triton", "hypothesis") if name in sys.modules])
         ),
         (lambda: gated_silu(torch.ones(2, 0)), r"received float32 \[2, 0\]"),
         (
-            lambda: rotary(torch.ones(2, 1, 6), torch.ones(2, 2), torch.ones(2, 2)),
+            lambda: rotary(torch.ones(2, 1, 6), torch.ones(2, 4), torch.ones(2, 4)),
             r"rotary: x must be floating \[..., heads, head_dim\], head_dim even and > 0, cos and sin floating "
-            r"\[..., head_dim / 2\], received float32 \[2, 1, 6\], float32 \[2, 2\], float32 \[2, 2\]",
+            r"\[..., R / 2\] with 0 < R <= head_dim, received float32 \[2, 1, 6\], float32 \[2, 4\], float32 \[2, 4\]",
         ),
         (lambda: rotary(torch.ones(2, 1, 4), torch.ones(3, 2), torch.ones(3, 2)), r"received .* float32 \[3, 2\]"),
         (lambda: rotary(torch.ones(2, 1, 3), torch.ones(2, 1), torch.ones(2, 1)), r"received float32 \[2, 1, 3\]"),
@@ -369,6 +369,18 @@ def test_a_target_outside_the_vocabulary_is_nan_in_triton(target: int, monkeypat
     monkeypatch.setitem(BACKENDS, "cpu", "triton")
     logp, entropy = token_logp(torch.ones(2, 3), torch.tensor([target, 0]))
     assert logp.isnan().tolist() == [True, False] and not entropy.isnan().any()
+
+
+def test_interleaved_pairs_are_those_of_gpt_j_and_the_rest_stays(mode: str) -> None:
+    from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb
+
+    case = Case(sizes=(9, 5, 8), dtype=torch.float32)
+    x = case.normal("x", 9, 5, 24, device="cpu")
+    angles = case.normal("angles", 9, 8, device="cpu")
+    want = apply_rotary_pos_emb(x[None, ..., :16], angles.sin()[None], angles.cos()[None])[0]
+    got = rotary(x, angles.cos(), angles.sin(), interleaved=True)
+    torch.testing.assert_close(got[..., :16], want)
+    assert torch.equal(got[..., 16:], x[..., 16:])
 
 
 def test_rotary_is_linear_keeps_lengths_and_depends_on_distance_alone(mode: str) -> None:

@@ -19,7 +19,9 @@ def forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotated queries [N, H, head_dim] and keys [N, K, head_dim]."""
     q, k, _ = _parts(qkv, heads)
-    return rotary.forward(_normal(q, q_weight, eps), cos, sin), rotary.forward(_normal(k, k_weight, eps), cos, sin)
+    turned = (rotary.forward(_normal(x, w, eps), cos, sin, False) for x, w in ((q, q_weight), (k, k_weight)))
+    rotated_q, rotated_k = turned
+    return rotated_q, rotated_k
 
 
 def backward(
@@ -35,8 +37,8 @@ def backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Cotangents of qkv, with dv (or zeros) behind, and of both weights (empty where there is none)."""
     q, k, v = _parts(qkv, dq.shape[1])
-    dq, dq_weight = _pulled(rotary.backward(dq, cos, sin), q, q_weight, eps)
-    dk, dk_weight = _pulled(rotary.backward(dk, cos, sin), k, k_weight, eps)
+    dq, dq_weight = _pulled(rotary.backward(dq, cos, sin, False), q, q_weight, eps)
+    dk, dk_weight = _pulled(rotary.backward(dk, cos, sin, False), k, k_weight, eps)
     behind = torch.zeros_like(v) if dv is None else dv
     return torch.cat((dq, dk, behind), dim=1).to(qkv.dtype), dq_weight, dk_weight
 

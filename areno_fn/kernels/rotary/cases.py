@@ -1,4 +1,7 @@
-"""Cases of `rotary`. Sizes are (N, H, head_dim / 2)."""
+"""Cases of `rotary`. Sizes are (N, H, head_dim / 2).
+
+The variant says how channels are paired and how many are turned: all, or a quarter of them (`partial`).
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,22 @@ def build(case: Case, device: torch.device | str) -> Arguments:
     """Heads x [N, H, head_dim], and the cosines and sines of any angles, float32 [N, head_dim / 2]."""
     positions, heads, half = case.sizes
     x = case.normal("x", positions, heads, 2 * half, device=device) * case.magnitude
-    angles = case.normal("angles", positions, half, device=device, dtype=torch.float64) * 3
+    turned = max(1, half // 4) if "partial" in case.variant else half
+    angles = case.normal("angles", positions, turned, device=device, dtype=torch.float64) * 3
     dtype = torch.float64 if case.dtype == torch.float64 else torch.float32
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-    return Arguments(positional=(case.lay(x), case.lay(cos), case.lay(sin)), moving=(0,))
+    positional = (case.lay(x), case.lay(cos), case.lay(sin))
+    return Arguments(positional=positional, moving=(0,), keywords={"interleaved": "interleaved" in case.variant})
 
 
-def oracle(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def oracle(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, interleaved: bool) -> torch.Tensor:
     """The formula, as a product of complex numbers."""
-    half = x.shape[-1] // 2
-    turned = torch.complex(x[..., :half].contiguous(), x[..., half:].contiguous()) * torch.complex(cos, sin).unsqueeze(
-        -2
-    )
-    return torch.cat((turned.real, turned.imag), dim=-1)
+    half = cos.shape[-1]
+    moved, still = x[..., : 2 * half], x[..., 2 * half :]
+    pairs = moved.unflatten(-1, (half, 2) if interleaved else (2, half)).movedim(-1 if interleaved else -2, 0)
+    turned = torch.complex(pairs[0].contiguous(), pairs[1].contiguous()) * torch.complex(cos, sin).unsqueeze(-2)
+    y = torch.stack((turned.real, turned.imag), dim=-1 if interleaved else -2).flatten(-2)
+    return torch.cat((y, still), dim=-1)
 
 
 def noise(arguments: Arguments, cotangents: tuple[torch.Tensor, ...]) -> tuple[float, ...]:
@@ -53,15 +59,18 @@ CASES = Cases(
         dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float64]),
         strided=st.booleans(),
         magnitude=st.sampled_from([1.0, 1e-3, 1e2]),
+        variant=st.sampled_from(["halves", "interleaved", "partial", "interleaved partial"]),
         seed=st.integers(0, 9),
     ),
     wide=(
         Case(sizes=(3, 40, 64), dtype=torch.float32, strided=True),
         Case(sizes=(2, 3, 700), dtype=torch.bfloat16),
+        Case(sizes=(3, 20, 128), dtype=torch.bfloat16, variant="interleaved partial", strided=True),
     ),
     hot=(
         Case(sizes=(16384, 16, 64), dtype=torch.bfloat16),
         Case(sizes=(16384, 8, 64), dtype=torch.bfloat16),
+        Case(sizes=(16384, 16, 64), dtype=torch.bfloat16, variant="interleaved"),
     ),
     tolerance=coarser,
     noise=noise,

@@ -6,57 +6,75 @@ import torch
 import triton
 import triton.language as tl
 
-from areno_fn.kernels.launch import ROUNDING, on_device_of, rows_of, wide
+from areno_fn.kernels.launch import ROUNDING, on_device_of, read, rows_of, wide, write
 
 
-def forward(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def forward(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
     """The rotated heads, like x, contiguous."""
-    return _rotate(x, cos, sin, backwards=False)
+    return _rotate(x, cos, sin, interleaved, backwards=False)
 
 
-def backward(dy: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def backward(dy: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
     """The cotangent of x, like dy, contiguous."""
-    return _rotate(dy, cos, sin, backwards=True)
+    return _rotate(dy, cos, sin, interleaved, backwards=True)
 
 
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, backwards: bool) -> torch.Tensor:
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool, backwards: bool) -> torch.Tensor:
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if y.numel() == 0:
         return y
-    half = x.shape[-1] // 2
+    half = cos.shape[-1]
     x_nhd, cos, sin = rows_of(x), cos.reshape(-1, half), sin.reshape(-1, half)
-    positions, heads, _ = x_nhd.shape
-    columns = triton.next_power_of_2(half)
+    positions, heads, size = x_nhd.shape
+    columns, rest = triton.next_power_of_2(half), size - 2 * half
     rows = min(triton.next_power_of_2(heads), max(1, 1024 // columns))
     with on_device_of(x):
         _rotate_kernel[(positions, triton.cdiv(heads, rows))](
-            x_nhd, cos, sin, y, heads, half, *x_nhd.stride(), *cos.stride(), *sin.stride(),
-            BACKWARDS=backwards, WIDE=wide(x), ROWS=rows, COLUMNS=columns, **ROUNDING,
+            x_nhd, cos, sin, y, heads, half, size, *x_nhd.stride(), *cos.stride(), *sin.stride(),
+            BACKWARDS=backwards, INTERLEAVED=interleaved, MASKED=columns != half or heads % rows != 0, WIDE=wide(x),
+            ROWS=rows, COLUMNS=columns, REST=triton.next_power_of_2(rest) if rest else 0, **ROUNDING,
         )  # fmt: skip
     return y
 
 
 @triton.jit
 def _rotate_kernel(
-    x_ptr, cos_ptr, sin_ptr, y_ptr, heads, half, x_n, x_h, x_d, cos_n, cos_d, sin_n, sin_d,
-    BACKWARDS: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    x_ptr, cos_ptr, sin_ptr, y_ptr, heads, half, size, x_n, x_h, x_d, cos_n, cos_d, sin_n, sin_d,
+    BACKWARDS: tl.constexpr, INTERLEAVED: tl.constexpr, MASKED: tl.constexpr, WIDE: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
     NARROW: tl.constexpr = y_ptr.dtype.element_ty
     position = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, COLUMNS).to(tl.int64)
-    inside = (head < heads)[:, None] & (column < half)[None, :]
-    cos = tl.load(cos_ptr + position * cos_n + column * cos_d, mask=column < half, other=0.0)
-    sin = tl.load(sin_ptr + position * sin_n + column * sin_d, mask=column < half, other=0.0)
-    cos = cos.to(NARROW).to(WIDE)[None, :]
-    sin = sin.to(NARROW).to(WIDE)[None, :]
+    head = (tl.program_id(1) * ROWS + tl.arange(0, ROWS))[:, None]
+    column = tl.arange(0, COLUMNS)[None, :]
+    inside = (head < heads) & (column < half)
+    # angles are read once a head: laying out one row for all of them would make threads wait
+    cos = read(cos_ptr + position * cos_n + head * 0 + column * cos_d, inside, MASKED).to(NARROW).to(WIDE)
+    sin = read(sin_ptr + position * sin_n + head * 0 + column * sin_d, inside, MASKED).to(NARROW).to(WIDE)
     if BACKWARDS:
         sin = -sin
-    x_at = position * x_n + (head * x_h)[:, None] + (column * x_d)[None, :]
-    first = tl.load(x_ptr + x_at, mask=inside, other=0.0).to(WIDE)
-    second = tl.load(x_ptr + x_at + half * x_d, mask=inside, other=0.0).to(WIDE)
+    x_ptr += position * x_n
+    y_ptr += position * heads * size
+    x_at = x_ptr + head.to(tl.int64) * x_h
+    y_at = y_ptr + head * size
+    if INTERLEAVED:  # a pair lies together: whole lines are read, and taken apart in registers
+        both = tl.arange(0, 2 * COLUMNS)[None, :]
+        within = (head < heads) & (both < 2 * half)
+        x = read(x_at + both.to(tl.int64) * x_d, within, MASKED).to(WIDE)
+        first, second = tl.split(tl.reshape(x, [ROWS, COLUMNS, 2]))
+    else:
+        first = read(x_at + column.to(tl.int64) * x_d, inside, MASKED).to(WIDE)
+        second = read(x_at + (column + half).to(tl.int64) * x_d, inside, MASKED).to(WIDE)
     y_first = (first * cos).to(NARROW).to(WIDE) - (second * sin).to(NARROW).to(WIDE)
     y_second = (second * cos).to(NARROW).to(WIDE) + (first * sin).to(NARROW).to(WIDE)
-    y_at = (position * heads + head)[:, None] * (2 * half) + column[None, :]
-    tl.store(y_ptr + y_at, y_first.to(NARROW), mask=inside)
-    tl.store(y_ptr + y_at + half, y_second.to(NARROW), mask=inside)
+    if INTERLEAVED:
+        y = tl.reshape(tl.join(y_first, y_second), [ROWS, 2 * COLUMNS])
+        write(y_at + both, y, within, MASKED)
+    else:
+        write(y_at + column, y_first, inside, MASKED)
+        write(y_at + half + column, y_second, inside, MASKED)
+    if REST > 0:
+        still = tl.arange(0, REST)[None, :] + 2 * half
+        behind = (head < heads) & (still < size)
+        x = tl.load(x_at + still.to(tl.int64) * x_d, mask=behind, other=0.0)
+        tl.store(y_at + still, x, mask=behind)
