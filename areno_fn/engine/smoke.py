@@ -11,8 +11,11 @@ from areno_fn.autodiff import custom_vjp, value_and_grad
 from areno_fn.contracts.key import Key
 from areno_fn.kernels.adamw import Factors, adamw_update
 from areno_fn.kernels.add_rms_norm import add_rms_norm
+from areno_fn.kernels.attention import equal_documents, packed_attention
+from areno_fn.kernels.gated_gelu import gated_gelu
 from areno_fn.kernels.gated_silu import gated_silu
 from areno_fn.kernels.linear_token_logp import linear_token_logp
+from areno_fn.kernels.linear_token_loss import linear_token_loss
 from areno_fn.kernels.norm_rotary import norm_rotary
 from areno_fn.kernels.paged_attention import paged_attention
 from areno_fn.kernels.rms_norm import rms_norm
@@ -34,6 +37,19 @@ def _attended(x: torch.Tensor) -> torch.Tensor:
     cache = x.reshape(_ROWS, 2, 1, _SIZE // 2)
     pages = torch.stack((places, places.flip(0)), dim=1)
     return paged_attention(x.reshape(_ROWS, 2, _SIZE // 2), cache, cache.flip(0), pages, 2 + places % 3, 0.5).flatten(1)
+
+
+def _seen(x: torch.Tensor) -> torch.Tensor:
+    """Two query heads that share a key head, in a document of which two places are seen, with bent scores."""
+    q, k = x.reshape(_ROWS, 2, _SIZE // 2), x.flip(0)[:, : _SIZE // 2].reshape(_ROWS, 1, -1)
+    return packed_attention(q, k, k.flip(2), equal_documents(1, _ROWS), 0.5, window=2, soft_cap=1.0)
+
+
+def _lowered(x: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities beside the loss whose slope in each is -1."""
+    targets = torch.arange(_ROWS, device=x.device)
+    lever, logp, _ = linear_token_loss(x, x.flip(1).detach(), targets, lambda first, logp, _: -torch.ones_like(logp))
+    return logp + lever
 
 
 def _drawn(x: torch.Tensor) -> torch.Tensor:
@@ -74,9 +90,12 @@ SMOKE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "rms_norm": lambda x: rms_norm(x, x[0].detach() + 2, 1e-6),
     "adamw": _constant(_moved),
     "add_rms_norm": lambda x: add_rms_norm(x, x.flip(0).detach(), x[0].detach() + 2, 1e-6)[1],
+    "attention": _seen,
+    "gated_gelu": gated_gelu,
     "gated_silu": gated_silu,
     "paged_attention": _constant(_attended),
     "linear_token_logp": lambda x: linear_token_logp(x, x.flip(1).detach(), torch.arange(_ROWS, device=x.device))[0],
+    "linear_token_loss": _lowered,
     "rotary": lambda x: rotary(x.reshape(_ROWS, 1, _SIZE), *_angles(x)),
     "norm_rotary": _heads,
     "sample": _constant(_drawn),

@@ -19,6 +19,7 @@ from areno_fn.contracts.state import TrainState
 from areno_fn.steps.capture import captured
 from areno_fn.steps.donation import require_alone
 from areno_fn.steps.joins import Ends, Stage, ends, fits, join, show, stage_name
+from areno_fn.steps.objectives.separable import is_separable
 from areno_fn.steps.reduce import add_sums, finish, reduce_sums
 from areno_fn.steps.scaling import divided, fitting
 
@@ -52,6 +53,7 @@ class Pipeline:
     def __init__(self, stages: tuple[Stage, ...], described: tuple[Ends, ...]) -> None:
         self.stages = stages
         self._described = described
+        self._whole = _together(stages)
         names = ", ".join(one.name for one in described)
         self.__name__ = self.__qualname__ = f"pipeline({names})"
         kinds = dict(zip(("params", "batch"), described[0].takes, strict=True))
@@ -64,6 +66,8 @@ class Pipeline:
 
     def __call__(self, params: Any, batch: Any) -> Any:
         """Runs the stages on parameters and a batch."""
+        if self._whole is not None:
+            return self._whole(params, batch)
         first, *rest = self.stages
         value = first(params, batch)
         for stage in rest:
@@ -74,6 +78,15 @@ class Pipeline:
         return "pipeline(\n" + "".join(f"  {one},\n" for one in self._described) + ")"
 
 
+def _together(stages: tuple[Stage, ...]) -> Callable[[Any, Any], Any] | None:
+    """Both stages as one function, where the first offers it and the second is a separable loss."""
+    offer = getattr(stages[0], "with_loss", None)
+    if offer is None or len(stages) != 2 or not is_separable(stages[1]):
+        return None
+    made: Callable[[Any, Any], Any] = offer(stages[1])
+    return made
+
+
 def pipeline(*stages: Stage) -> Pipeline:
     """Joins stages into one function of parameters and a batch.
 
@@ -82,6 +95,8 @@ def pipeline(*stages: Stage) -> Pipeline:
     accepts its members, and a class accepts its subclasses.
 
         objective = pipeline(score(policy, sampling), cross_entropy())
+
+    Scoring and a separable loss (`areno_fn.steps.objectives.separable`) are run as one, which makes logits once.
 
     Raises:
         JoinError: two stages do not meet, a stage cannot be called with what it gets, or an annotation is

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,11 +10,9 @@ import torch
 from areno_fn.autodiff import custom_vjp
 from areno_fn.kernels.backend import backend, require
 from areno_fn.kernels.linear_token_loss import reference
+from areno_fn.kernels.linear_token_loss.scored import Scored, Slope
 
-__all__ = ["Slope", "linear_token_loss"]
-
-Slope = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
-"""`(first, logp, entropy) -> ` the derivative of the loss in each of these log-probabilities, the rows from `first` on."""
+__all__ = ["Scored", "Slope", "linear_token_loss"]
 
 CHUNK = 320 * 2**20
 """Logits that exist at once, as a rule: 640 MiB in bfloat16."""
@@ -28,6 +25,7 @@ def linear_token_loss(
     slope: Slope,
     scale: float = 1.0,
     *,
+    scored: Scored | None = None,
     chunk: int = CHUNK,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`token_logp(scale * (hidden weight^T), targets)`, and a 0 whose gradient is that of a loss of the log-probabilities.
@@ -50,6 +48,8 @@ def linear_token_loss(
         slope: see `Slope`; called once for every part of the rows, in order, outside of any graph. So this primitive
             is not for what is traced.
         scale: factor of the logits, such as one over a temperature; finite and not 0.
+        scored: in the place of `token_logp`, for another distribution, such as one of which tokens are cut off; it
+            scales by itself.
         chunk: logits that may exist at once.
 
     Returns:
@@ -67,7 +67,9 @@ def linear_token_loss(
     wanted = "hidden must be floating [M, D], weight [V, D] of the same dtype with V > 0, and targets int64 [M]"
     require(fits, "linear_token_loss", wanted, hidden, weight, targets)
     rows = rows_at_once(hidden.shape[0], weight.shape[0], chunk)
-    lever, logp, entropy, _, _ = _linear_token_loss(hidden, weight, targets, slope, scale, rows, weight.requires_grad)
+    lever, logp, entropy, _, _ = _linear_token_loss(
+        hidden, weight, targets, slope, scale, scored, rows, weight.requires_grad
+    )
     return lever, logp, entropy
 
 
@@ -94,7 +96,7 @@ def _pull(cotangents: tuple[Any, ...], inputs: tuple[Any, ...], outputs: tuple[A
     into_weight = inputs[-1]
     dhidden, dweight = outputs[3:]
     factor = cotangents[0]
-    return factor.to(dhidden.dtype) * dhidden, factor.to(dweight.dtype) * dweight if into_weight else None, *[None] * 5
+    return factor.to(dhidden.dtype) * dhidden, factor.to(dweight.dtype) * dweight if into_weight else None, *[None] * 6
 
 
 _linear_token_loss = custom_vjp(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
+from areno_fn.kernels.linear_token_loss.scored import Scored, Slope, pulled
 from areno_fn.kernels.token_logp import reference as token_logp
 
 
@@ -13,8 +12,9 @@ def forward(
     hidden: torch.Tensor,
     weight: torch.Tensor,
     targets: torch.Tensor,
-    slope: Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor],
+    slope: Slope,
     scale: float,
+    scored: Scored | None,
     rows: int,
     into_weight: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -25,10 +25,15 @@ def forward(
     total = torch.zeros(weight.shape if into_weight else (0, weight.shape[1]), dtype=dtype)
     for first in range(0, targets.shape[0], rows):
         here = slice(first, first + rows)
-        logits = (hidden[here] @ weight.t()).to(dtype) * scale
-        logp[here], entropy[here], peak, log_sum = token_logp.forward(logits, targets[here])
-        dlogp = slope(first, logp[here], entropy[here]).to(dtype) * scale
-        dlogits = token_logp.backward(dlogp, logits, targets[here], peak, log_sum)
+        logits = hidden[here] @ weight.t()
+        if scored is None:
+            logits = logits.to(dtype) * scale
+            logp[here], entropy[here], peak, log_sum = token_logp.forward(logits, targets[here])
+            dlogp = slope(first, logp[here], entropy[here]).to(dtype) * scale
+            dlogits = token_logp.backward(dlogp, logits, targets[here], peak, log_sum)
+        else:
+            logp[here], entropy[here], dlogits = pulled(scored, slope, first, logits)
+            dlogits = dlogits.to(dtype)
         dhidden[here] = (dlogits @ weight.to(dtype)).to(hidden.dtype)
         if into_weight:
             total += dlogits.t() @ hidden[here].to(dtype)

@@ -6,13 +6,12 @@ twice, the second time from the cache, because those that run at once read no mo
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import triton
 import triton.language as tl
 
 from areno_fn.kernels.launch import Steps, on_device_of, resident, wide
+from areno_fn.kernels.linear_token_loss.scored import Scored, Slope, pulled
 
 ABSENT = -1e30
 """A logit that no model has, and whose distance from any other is finite."""
@@ -27,8 +26,9 @@ def forward(
     hidden: torch.Tensor,
     weight: torch.Tensor,
     targets: torch.Tensor,
-    slope: Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor],
+    slope: Slope,
     scale: float,
+    scored: Scored | None,
     rows: int,
     into_weight: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -43,15 +43,19 @@ def forward(
     hidden = hidden.contiguous()
     with on_device_of(hidden):
         for first in range(0, count, max(rows, 1)):
-            part = hidden[first : first + rows]
-            last = first + part.shape[0]
-            logits = scratch[: part.shape[0], :size]
-            torch.mm(part, weight.t(), out=logits)
-            turn(logits, targets[first:last], logp[first:last], entropy[first:last], scale)
-            factor = (slope(first, logp[first:last], entropy[first:last]).to(dtype) * scale).unsqueeze(1)
-            torch.mul(product(logits, weight, dtype), factor, out=dhidden[first:last])
+            here = slice(first, first + rows)
+            part = hidden[here]
+            logits = torch.mm(part, weight.t(), out=scratch[: part.shape[0], :size])
+            if scored is None:
+                turn(logits, targets[here], logp[here], entropy[here], scale)
+                factor = (slope(first, logp[here], entropy[here]).to(dtype) * scale).unsqueeze(1)
+                torch.mul(product(logits, weight, dtype), factor, out=dhidden[here])
+                part = (part * factor).to(part.dtype)
+            else:
+                logp[here], entropy[here], logits = pulled(scored, slope, first, logits)
+                dhidden[here] = product(logits, weight, dtype)
             if into_weight:
-                add_product(total, logits.t(), (part * factor).to(part.dtype))
+                add_product(total, logits.t(), part)
     del scratch
     return hidden.new_zeros((), dtype=dtype), logp, entropy, dhidden, total.to(weight.dtype)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from areno_fn.contracts.actions import Actions, Sums
+from areno_fn.steps.objectives.separable import separable
 from areno_fn.steps.objectives.surrogate import Bounds, Units, counted, surrogate
 from areno_fn.steps.reduce import aggregate, check_aggregation
 
@@ -68,7 +69,7 @@ def clipped(
 
         return surrogate(a, Units(of=_itself, weight=a.weight, reduce=reduce), bounds)
 
-    return stage
+    return separable(stage)
 
 
 def _itself(values: torch.Tensor) -> torch.Tensor:

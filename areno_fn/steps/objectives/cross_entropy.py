@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from areno_fn.contracts.actions import Scores, Sums
+from areno_fn.steps.objectives.separable import separable
 from areno_fn.steps.reduce import aggregate, check_aggregation, count_of, masked, mean_of
 
 
@@ -26,4 +27,4 @@ def cross_entropy(aggregation: str = "token_mean", constant: float | None = None
         stats = {"entropy": mean_of(scores.entropy, scores.weight), "tokens": count_of(scores.weight)}
         return Sums(total=total, weight=weight, stats=stats, peaks={})
 
-    return stage
+    return separable(stage)

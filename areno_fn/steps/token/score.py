@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 
-from areno_fn.contracts.actions import Actions, Comparisons, Scores
+from areno_fn.contracts.actions import Actions, Comparisons, Scores, Sums
 from areno_fn.contracts.batch import Experience, PackedTokens, Pairs
 from areno_fn.contracts.policy import TokenPolicy
 from areno_fn.contracts.spec import Sampling
 from areno_fn.steps.token.head import decision_log_probs
+from areno_fn.steps.token.levered import levered
 from areno_fn.steps.token.sampling import check_sampling
+
+Stage = TypeVar("Stage", bound=Callable[..., Any])
 
 
 def score(policy: TokenPolicy, sampling: Sampling) -> Callable[[Any, PackedTokens], Scores]:
@@ -28,26 +32,32 @@ def score(policy: TokenPolicy, sampling: Sampling) -> Callable[[Any, PackedToken
     """
     check_sampling(sampling)
 
-    def stage(params: Any, batch: PackedTokens) -> Scores:
-        return Scores(**_of_decisions(policy, sampling, params, batch))
+    def made(batch: PackedTokens, logp: torch.Tensor, entropy: torch.Tensor) -> Scores:
+        return Scores(**_fields(batch, logp, entropy))
 
-    return stage
+    def stage(params: Any, batch: PackedTokens) -> Scores:
+        return made(batch, *_scored(policy, sampling, params, batch))
+
+    return _with_losses(stage, policy, sampling, lambda batch: batch, made)
 
 
 def act(policy: TokenPolicy, sampling: Sampling) -> Callable[[Any, Experience], Actions]:
     """A stage `(params, Experience) -> Actions`: what `score` gives, beside what was recorded of the decisions."""
     check_sampling(sampling)
 
-    def stage(params: Any, batch: Experience) -> Actions:
+    def made(batch: Experience, logp: torch.Tensor, entropy: torch.Tensor) -> Actions:
         return Actions(
-            **_of_decisions(policy, sampling, params, batch.packed),
+            **_fields(batch.packed, logp, entropy),
             old=batch.old,
             advantage=batch.advantage,
             reference=batch.reference,
             rollout=batch.rollout,
         )
 
-    return stage
+    def stage(params: Any, batch: Experience) -> Actions:
+        return made(batch, *_scored(policy, sampling, params, batch.packed))
+
+    return _with_losses(stage, policy, sampling, lambda batch: batch.packed, made)
 
 
 def compare(policy: TokenPolicy, sampling: Sampling) -> Callable[[Any, Pairs], Comparisons]:
@@ -55,7 +65,8 @@ def compare(policy: TokenPolicy, sampling: Sampling) -> Callable[[Any, Pairs], C
     check_sampling(sampling)
 
     def stage(params: Any, batch: Pairs) -> Comparisons:
-        return Comparisons(**_of_decisions(policy, sampling, params, batch.packed), reference=batch.reference)
+        logp, entropy = _scored(policy, sampling, params, batch.packed)
+        return Comparisons(**_fields(batch.packed, logp, entropy), reference=batch.reference)
 
     return stage
 
@@ -71,9 +82,8 @@ def reference_logp(policy: TokenPolicy, sampling: Sampling) -> Callable[[Any, Pa
     return stage
 
 
-def _of_decisions(policy: TokenPolicy, sampling: Sampling, params: Any, batch: PackedTokens) -> dict[str, Any]:
+def _fields(batch: PackedTokens, logp: torch.Tensor, entropy: torch.Tensor) -> dict[str, Any]:
     """The fields of `Scores`, which the records of other stages have too."""
-    logp, entropy = _scored(policy, sampling, params, batch)
     return {
         "logp": logp,
         "entropy": entropy,
@@ -86,6 +96,33 @@ def _of_decisions(policy: TokenPolicy, sampling: Sampling, params: Any, batch: P
 def _scored(
     policy: TokenPolicy, sampling: Sampling, params: Any, batch: PackedTokens
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    hidden = _hidden(policy, params, batch)
+    return decision_log_probs(policy, sampling, params, hidden, batch.targets, batch.kept)
+
+
+def _hidden(policy: TokenPolicy, params: Any, batch: PackedTokens) -> torch.Tensor:
+    """The states [M, D] that decisions are made in."""
     bounds = (batch.documents, batch.longest)
-    hidden = policy.hidden(params, batch.tokens, batch.positions, batch.segments, bounds=bounds)
-    return decision_log_probs(policy, sampling, params, hidden[batch.index], batch.targets, batch.kept)
+    return policy.hidden(params, batch.tokens, batch.positions, batch.segments, bounds=bounds)[batch.index]
+
+
+def _with_losses(
+    stage: Stage,
+    policy: TokenPolicy,
+    sampling: Sampling,
+    packed: Callable[[Any], PackedTokens],
+    made: Callable[..., Any],
+) -> Stage:
+    """The stage, which offers to be run together with a separable loss (`areno_fn.steps.compose.pipeline`)."""
+
+    def with_loss(loss: Callable[[Any], Sums]) -> Callable[[Any, Any], Sums]:
+        def run(params: Any, batch: Any) -> Sums:
+            tokens = packed(batch)
+            hidden = _hidden(policy, params, tokens)
+            record = partial(made, batch)
+            return levered(policy, sampling, params, hidden, tokens.targets, tokens.kept, record, loss)
+
+        return run
+
+    setattr(stage, "with_loss", with_loss)
+    return stage
