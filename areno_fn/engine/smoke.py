@@ -21,6 +21,7 @@ from areno_fn.kernels.paged_attention import paged_attention
 from areno_fn.kernels.rms_norm import rms_norm
 from areno_fn.kernels.rotary import rotary
 from areno_fn.kernels.sample import sample
+from areno_fn.kernels.symmetric_product import symmetric_product
 from areno_fn.kernels.token_logp import token_logp
 
 _ROWS, _SIZE = 3, 32
@@ -99,6 +100,7 @@ SMOKE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "rotary": lambda x: rotary(x.reshape(_ROWS, 1, _SIZE), *_angles(x)),
     "norm_rotary": _heads,
     "sample": _constant(_drawn),
+    "symmetric_product": _constant(lambda x: symmetric_product(x, symmetric_product(x), alpha=0.5, beta=-2.0)),
     "token_logp": lambda x: token_logp(x, torch.arange(_ROWS, device=x.device))[0],
 }
 """A call of each kernel on an input of [3, 32]."""

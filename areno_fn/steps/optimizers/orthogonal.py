@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from areno_fn.contracts.placement import Fused, Placement
+from areno_fn.kernels.symmetric_product import symmetric_product
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of Muon: steepest at zero, and singular values of 1 land anywhere from about 0.7 to 1.2."""
@@ -34,17 +35,18 @@ def orthogonal(
     Returns:
         The same shape, in `dtype`.
     """
-    if matrix.ndim > 2:
+    if matrix.ndim > 2 and not matrix.is_cuda:  # a product of a stack adds up in another order than one of a matrix
         stack = [orthogonal(part, iterations, coefficients, eps, dtype) for part in matrix.flatten(0, -3)]
         return torch.stack(stack).reshape(matrix.shape)
     a, b, c = coefficients
-    tall = matrix.shape[0] > matrix.shape[1]
-    x = matrix.to(dtype).T if tall else matrix.to(dtype)
-    x = x / x.norm().clamp(min=eps)
+    tall = matrix.shape[-2] > matrix.shape[-1]
+    x = matrix.to(dtype).mT if tall else matrix.to(dtype)
+    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=eps)
     for _ in range(iterations):
-        gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.T if tall else x
+        gram = symmetric_product(x)
+        odd = symmetric_product(gram, gram, alpha=c, beta=b)
+        x = torch.addmm(x, odd, x, beta=a) if x.ndim == 2 else torch.baddbmm(x, odd, x, beta=a)
+    return x.mT if tall else x
 
 
 def blocks(leaf: torch.Tensor, placement: Placement | None) -> list[torch.Tensor]:
