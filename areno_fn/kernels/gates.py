@@ -14,8 +14,8 @@ SILU, GELU, GELU_TANH = 0, 1, 2
 
 def block(size: int) -> tuple[int, int]:
     """(channels, warps) of a program, of rows of so many."""
-    columns = min(1024, triton.next_power_of_2(size))
-    return columns, max(1, min(4, columns // 256))
+    columns = min(4096, triton.next_power_of_2(size))
+    return columns, max(1, columns // 512)
 
 
 def forward(gate_up: torch.Tensor, activation: int) -> torch.Tensor:

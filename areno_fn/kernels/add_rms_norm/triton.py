@@ -82,8 +82,8 @@ def backward(
 
 def walk(size: int) -> Steps:
     """The steps of the backward over lines of so many elements."""
-    rows, columns = tile(size, 1024)
-    return Steps(rows=rows, warps=min(8, warps(2 * rows * columns)), stages=2, held=32)
+    rows, columns = tile(size, 2048)
+    return Steps(rows=rows, warps=min(8, warps(rows * columns)), stages=2, held=16)
 
 
 def _fits(x: torch.Tensor) -> None:

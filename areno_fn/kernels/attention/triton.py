@@ -38,7 +38,7 @@ def forward_blocks(columns: int, wide: bool) -> Blocks:
     """The tiles of the forward, for heads of so many columns."""
     if wide:
         return Blocks(32, 32, 4, 1) if columns <= 128 else Blocks(16, 16, 4, 1)
-    return Blocks(128, 64, 8, 3) if columns <= 128 else Blocks(64, 64, 4, 2)
+    return Blocks(128, 128, 8, 2) if columns <= 128 else Blocks(64, 32, 4, 2)
 
 
 def backward_blocks(columns: int, wide: bool) -> Blocks:

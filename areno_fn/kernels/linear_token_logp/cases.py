@@ -10,7 +10,7 @@ from areno_fn.contracts.key import Key
 from areno_fn.kernels.law import Arguments, Case, Cases, Floor
 from areno_fn.kernels.linear_token_logp import linear_token_logp
 
-SCALES = {"plain": 1.0, "cold": 4.0, "warm": 0.5}
+SCALES = {"plain": 1.0, "cold": 4.0, "warm": 0.5, "turned": -0.7}
 
 
 def build(case: Case, device: torch.device | str) -> Arguments:
@@ -50,8 +50,8 @@ def noise(arguments: Arguments, cotangents: tuple[torch.Tensor, ...]) -> tuple[f
     if not len(hidden):
         return 0.0, 0.0, 0.0, 0.0
     row = weight.square().sum(1).mean().sqrt().item()
-    logits = scale * hidden.square().mean().sqrt().item() * row
-    slope = scale * dlogp.square().mean().sqrt().item()
+    logits = abs(scale) * hidden.square().mean().sqrt().item() * row
+    slope = abs(scale) * dlogp.square().mean().sqrt().item()
     into_hidden = slope * weight.abs().amax().item() * (1 + logits)
     into_weight = slope * hidden.square().mean().sqrt().item() * (1 + logits) * (len(hidden) / len(weight)) ** 0.5
     return 1 + logits, 1 + 4 * logits, into_hidden, into_weight

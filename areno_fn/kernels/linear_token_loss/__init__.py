@@ -93,10 +93,17 @@ def _forward(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, 
 
 
 def _pull(cotangents: tuple[Any, ...], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    into_weight = inputs[-1]
+    weight, into_weight = inputs[1], inputs[-1]
     dhidden, dweight = outputs[3:]
     factor = cotangents[0]
-    return factor.to(dhidden.dtype) * dhidden, factor.to(dweight.dtype) * dweight if into_weight else None, *[None] * 6
+    into_hidden = factor.to(dhidden.dtype) * dhidden
+    if not into_weight:
+        return into_hidden, None, *[None] * 6
+    return (
+        into_hidden,
+        torch.mul(dweight, factor, out=torch.empty_like(weight, memory_format=torch.contiguous_format)),
+        *[None] * 6,
+    )
 
 
 _linear_token_loss = custom_vjp(

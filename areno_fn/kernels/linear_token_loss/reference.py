@@ -37,4 +37,4 @@ def forward(
         dhidden[here] = (dlogits @ weight.to(dtype)).to(hidden.dtype)
         if into_weight:
             total += dlogits.t() @ hidden[here].to(dtype)
-    return torch.zeros((), dtype=dtype), logp, entropy, dhidden, total.to(weight.dtype)
+    return torch.zeros((), dtype=dtype), logp, entropy, dhidden, total

@@ -15,6 +15,8 @@ from areno_fn.kernels.linear_token_loss.scored import Scored, Slope, pulled
 
 ABSENT = -1e30
 """A logit that no model has, and whose distance from any other is finite."""
+BASE = 1.4426950408889634
+"""What makes powers of 2 of exponentials: those are one instruction."""
 EVEN = 64
 """Rows of logits begin at multiples of so many elements, so that loads are wide whatever the vocabulary."""
 TILES = 128
@@ -37,10 +39,12 @@ def forward(
     (count, width), size = hidden.shape, weight.shape[0]
     logp, entropy = (torch.empty(count, dtype=dtype, device=hidden.device) for _ in range(2))
     dhidden = torch.empty(hidden.shape, dtype=hidden.dtype, device=hidden.device)
-    total = torch.zeros(weight.shape if into_weight else (0, width), dtype=dtype, device=hidden.device)
+    total = torch.empty(weight.shape if into_weight else (0, width), dtype=dtype, device=hidden.device)
     rows = min(rows, count)
     scratch = torch.empty(rows, size + -size % EVEN, dtype=hidden.dtype, device=hidden.device)
     hidden = hidden.contiguous()
+    if not count:
+        total.zero_()
     with on_device_of(hidden):
         for first in range(0, count, max(rows, 1)):
             here = slice(first, first + rows)
@@ -55,9 +59,8 @@ def forward(
                 logp[here], entropy[here], logits = pulled(scored, slope, first, logits)
                 dhidden[here] = product(logits, weight, dtype)
             if into_weight:
-                add_product(total, logits.t(), part)
-    del scratch
-    return hidden.new_zeros((), dtype=dtype), logp, entropy, dhidden, total.to(weight.dtype)
+                put_product(total, logits.t(), part, more=first > 0)
+    return hidden.new_zeros((), dtype=dtype), logp, entropy, dhidden, total
 
 
 def turn(logits: torch.Tensor, targets: torch.Tensor, logp: torch.Tensor, entropy: torch.Tensor, scale: float) -> None:
@@ -66,7 +69,7 @@ def turn(logits: torch.Tensor, targets: torch.Tensor, logp: torch.Tensor, entrop
     step = walk(size)
     _turn_kernel[(min(count, resident(logits, step.warps, step.held)),)](
         logits, targets, logp, entropy, count, size, size + -size % EVEN, logits.stride(0), targets.stride(0),
-        SCALE=scale, LOWEST=torch.finfo(logp.dtype).min, ABSENT=ABSENT, WIDE=wide(logits),
+        FACTOR=abs(scale) * BASE, TURNED=scale < 0, LOWEST=torch.finfo(logp.dtype).min, ABSENT=ABSENT, WIDE=wide(logits),
         COLUMNS=min(step.rows, triton.next_power_of_2(size)), STAGES=step.stages, num_warps=step.warps,
         enable_fp_fusion=True,
     )  # fmt: skip
@@ -75,7 +78,7 @@ def turn(logits: torch.Tensor, targets: torch.Tensor, logp: torch.Tensor, entrop
 def walk(size: int) -> Steps:
     """The steps along a row, whose rows are columns here."""
     del size
-    return Steps(rows=8192, warps=8, stages=3, held=16)
+    return Steps(rows=8192, warps=16, stages=3, held=32)
 
 
 def product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -99,54 +102,75 @@ def cut(elements: int, summed: int) -> int:
     return parts
 
 
-def add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
-    """Adds the product of two matrices to a wider one, without rounding it first where cuBLAS can do that."""
-    if a.dtype == total.dtype:
-        total.addmm_(a, b)
-    elif a.is_cuda:
-        torch.ops.aten.addmm.dtype_out(total, a, b, total.dtype, out=total)
+def put_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, more: bool) -> None:
+    """Writes the product of two matrices to a wider one, or adds it, without rounding it first where cuBLAS can do that."""
+    if a.dtype != total.dtype and a.is_cuda:
+        if more:
+            torch.ops.aten.addmm.dtype_out(total, a, b, total.dtype, out=total)
+        else:
+            torch.ops.aten.mm.dtype_out(a, b, total.dtype, out=total)
     else:
-        total.addmm_(a.to(total.dtype), b.to(total.dtype))
+        a, b = a.to(total.dtype), b.to(total.dtype)
+        torch.addmm(total, a, b, beta=1 if more else 0, out=total)
 
 
 @triton.jit
 def _turn_kernel(
     logits_ptr, targets_ptr, logp_ptr, entropy_ptr, count, size, padded, stride, targets_m,
-    SCALE: tl.constexpr, LOWEST: tl.constexpr, ABSENT: tl.constexpr, WIDE: tl.constexpr,
+    FACTOR: tl.constexpr, TURNED: tl.constexpr, LOWEST: tl.constexpr, ABSENT: tl.constexpr, WIDE: tl.constexpr,
     COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    FACTOR: tl.constexpr = SCALE * 1.4426950408889634  # exponentials to the base 2 are one instruction
+    NARROW: tl.constexpr = logits_ptr.dtype.element_ty
+    ROUNDED: tl.constexpr = NARROW != WIDE  # one instruction less, where logits are rounded by more than it costs
     LEFT: tl.constexpr = COLUMNS // 8 if COLUMNS >= 8 else 1
+    whole = size // COLUMNS * COLUMNS
     for number in range(tl.program_id(0), count, tl.num_programs(0)):
         row = tl.full([], 0, dtype=tl.int64) + number
         row_ptr = logits_ptr + row * stride
         target = tl.load(targets_ptr + row * targets_m)
         known = (target >= 0) & (target < size)
-        chosen = tl.load(row_ptr + target, mask=known, other=float("nan")).to(WIDE) * FACTOR
-        m = tl.full([], LOWEST, dtype=WIDE)
-        s = tl.zeros([LEFT], dtype=WIDE)  # sums stay with the threads until the row is over
-        u = tl.zeros([LEFT], dtype=WIDE)
-        for start in tl.range(0, size, COLUMNS, num_stages=STAGES):
-            column = start + tl.arange(0, COLUMNS)
-            logit = tl.load(row_ptr + column, mask=column < padded, other=0.0).to(WIDE) * FACTOR
-            logit = tl.where(column < size, logit, ABSENT)
+        chosen = tl.load(row_ptr + target, mask=known, other=float("nan")).to(WIDE)
+        # what is behind the last whole block comes first
+        column = whole + tl.arange(0, COLUMNS)
+        tail = tl.load(row_ptr + column, mask=column < padded, other=0.0).to(WIDE)
+        if TURNED:
+            chosen = -chosen
+            tail = -tail
+        tail = tl.where(column < size, tail, ABSENT)
+        m = tl.maximum(tl.max(tail, axis=0), LOWEST)
+        distance = (m - tail) * FACTOR
+        e = tl.exp2(-distance)
+        s = tl.sum(tl.reshape(e, [LEFT, COLUMNS // LEFT]), axis=1)  # sums stay with the threads until the row is over
+        u = tl.sum(tl.reshape(e * distance, [LEFT, COLUMNS // LEFT]), axis=1)
+        for start in tl.range(0, whole, COLUMNS, num_stages=STAGES):
+            logit = tl.load(row_ptr + start + tl.arange(0, COLUMNS)).to(WIDE)
+            if TURNED:
+                logit = -logit
             larger = tl.maximum(m, tl.max(logit, axis=0))
-            growth = tl.where(start > 0, larger - m, 0.0)
+            growth = tl.minimum((larger - m) * FACTOR, 1000.0)  # what was absent has no weight, however far it is
             shrink = tl.exp2(-growth)
-            distance = larger - logit
+            distance = larger * FACTOR - logit * FACTOR if ROUNDED else (larger - logit) * FACTOR
             e = tl.exp2(-distance)
-            u = tl.where(shrink > 0, shrink * (u + growth * s), 0.0)
-            u += tl.sum(tl.reshape(e * distance, [LEFT, COLUMNS // LEFT]), axis=1)
+            u = shrink * (u + growth * s) + tl.sum(tl.reshape(e * distance, [LEFT, COLUMNS // LEFT]), axis=1)
             s = s * shrink + tl.sum(tl.reshape(e, [LEFT, COLUMNS // LEFT]), axis=1)
             m = larger
         all_s = tl.sum(s, axis=0)
         log_sum = tl.log2(all_s)
-        tl.store(logp_ptr + row, (chosen - m - log_sum) * 0.6931471805599453)
+        logp = ((chosen - m) * FACTOR - log_sum) * 0.6931471805599453
+        tl.store(logp_ptr + row, logp)
         tl.store(entropy_ptr + row, (log_sum + tl.sum(u, axis=0) / all_s) * 0.6931471805599453)
+        shift = m * FACTOR + log_sum
         # backwards, because what was read last is the likeliest to be in the cache still
-        for start in tl.range(0, size, COLUMNS, num_stages=STAGES):
-            column = tl.cdiv(size, COLUMNS) * COLUMNS - COLUMNS - start + tl.arange(0, COLUMNS)
-            logit = tl.load(row_ptr + column, mask=column < padded, other=0.0).to(WIDE) * FACTOR
-            probability = tl.exp2(logit - m - log_sum)
-            turned = tl.where(column == target, 1.0, 0.0) - probability
-            tl.store(row_ptr + column, turned.to(logits_ptr.dtype.element_ty), mask=column < padded)
+        for start in tl.range(0, whole, COLUMNS, num_stages=STAGES):
+            at = row_ptr + (whole - COLUMNS - start) + tl.arange(0, COLUMNS)
+            logit = tl.load(at).to(WIDE)
+            if TURNED:
+                logit = -logit
+            power = logit * FACTOR - shift if ROUNDED else (logit - m) * FACTOR - log_sum
+            tl.store(at, (-tl.exp2(power)).to(NARROW))
+        again = tl.load(row_ptr + column, mask=column < padded, other=0.0).to(WIDE)  # it would fill the registers
+        if TURNED:
+            again = -again
+        tl.store(row_ptr + column, (-tl.exp2((again - m) * FACTOR - log_sum)).to(NARROW), mask=column < size)
+        tl.debug_barrier()  # the target is written twice
+        tl.store(row_ptr + target, (1 - tl.exp(logp)).to(NARROW), mask=known)

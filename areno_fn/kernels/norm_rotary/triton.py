@@ -34,7 +34,7 @@ def forward(
     k = torch.empty(count, shared, size, dtype=qkv.dtype, device=qkv.device)
     if q.numel():
         normed = q_weight is not None
-        step = walk(heads, shared, size, normed, backwards=False)
+        step = walk(heads, shared, size)
         rows, columns = step.rows, triton.next_power_of_2(size // 2)
         tiles = (heads + shared) // rows
         programs = min(count, triton.cdiv(resident(qkv, step.warps, step.held), tiles))
@@ -66,7 +66,7 @@ def backward(
     heads, shared = dq.shape[1], dk.shape[1]
     dqkv = torch.empty(count, rows, size, dtype=qkv.dtype, device=qkv.device)
     normed = q_weight is not None
-    step = walk(heads, shared, size, normed, backwards=True)
+    step = walk(heads, shared, size)
     tile, columns = step.rows, triton.next_power_of_2(size // 2)
     tiles = rows // tile
     programs = max(1, min(count, triton.cdiv(resident(qkv, step.warps, step.held), tiles)))
@@ -92,12 +92,13 @@ def backward(
     return dqkv, summed(for_q, q_weight.dtype), summed(for_k, k_weight.dtype)
 
 
-def walk(heads: int, shared: int, size: int, normed: bool, backwards: bool) -> Steps:
+def walk(heads: int, shared: int, size: int) -> Steps:
     """The steps of a program, whose rows are heads of one kind: all queries or all keys."""
     common = math.gcd(heads, shared)
     taken = max(n for n in range(1, min(common, HEADS) + 1) if common % n == 0)
-    threads = warps(2 * triton.next_power_of_2(taken) * triton.next_power_of_2(size // 2))
-    return Steps(rows=taken, warps=2 * threads if backwards else threads, stages=1, held=32)
+    threads = 2 * warps(2 * triton.next_power_of_2(taken) * triton.next_power_of_2(size // 2))
+    # more programs than run at once, because tiles of values are done sooner than those of queries
+    return Steps(rows=taken, warps=threads, stages=1, held=48)
 
 
 def _masked(rows: int, size: int) -> bool:

@@ -87,8 +87,8 @@ def backward(
 
 def walk(size: int) -> Steps:
     """The steps of the backward over lines of so many elements."""
-    rows, columns = tile(size, 1024)
-    return Steps(rows=rows, warps=min(8, warps(2 * rows * columns)), stages=2, held=32)
+    rows, columns = tile(size, 4096 if size > 512 else 1024)
+    return Steps(rows=rows, warps=min(8, warps(2 * rows * columns)), stages=3, held=32)
 
 
 def _fits(x: torch.Tensor) -> None:
