@@ -14,9 +14,11 @@ from areno_fn.kernels.add_rms_norm import add_rms_norm
 from areno_fn.kernels.attention import equal_documents, packed_attention
 from areno_fn.kernels.gated_gelu import gated_gelu
 from areno_fn.kernels.gated_silu import gated_silu
+from areno_fn.kernels.lanes import Book, next_places, record
 from areno_fn.kernels.linear_token_logp import linear_token_logp
 from areno_fn.kernels.linear_token_loss import linear_token_loss
 from areno_fn.kernels.norm_rotary import norm_rotary
+from areno_fn.kernels.norm_rotary_pages import norm_rotary_pages
 from areno_fn.kernels.paged_attention import paged_attention
 from areno_fn.kernels.rms_norm import rms_norm
 from areno_fn.kernels.rotary import rotary
@@ -51,6 +53,30 @@ def _lowered(x: torch.Tensor) -> torch.Tensor:
     targets = torch.arange(_ROWS, device=x.device)
     lever, logp, _ = linear_token_loss(x, x.flip(1).detach(), targets, lambda first, logp, _: -torch.ones_like(logp))
     return logp + lever
+
+
+def _stored(x: torch.Tensor) -> torch.Tensor:
+    """Queries of two heads, and the pages that their key and value went to."""
+    size = _SIZE // 4
+    weight = torch.linspace(1, 2, size, dtype=x.dtype, device=x.device)
+    cos, sin = (angles[:, : size // 2] for angles in _angles(x))
+    keys, values = (torch.zeros(2, 2, 1, size, dtype=x.dtype, device=x.device) for _ in range(2))
+    places = torch.arange(_ROWS, device=x.device) + 1
+    q = norm_rotary_pages(x.reshape(_ROWS, 4, size), weight, weight, cos, sin, 2, 1e-6, keys, values, places)
+    return torch.cat([part.flatten() for part in (q, keys, values)])
+
+
+def _lived(x: torch.Tensor) -> torch.Tensor:
+    """What is written down of lanes in which a token was drawn, and where their next ones go."""
+    rows = torch.arange(_ROWS, device=x.device)
+    flags = torch.ones(_ROWS, dtype=torch.bool, device=x.device)
+    stops = torch.arange(9, device=x.device) == 5
+    columns = rows.new_zeros(_ROWS, 3), torch.zeros(_ROWS, 3, device=x.device)
+    book = Book(rows.clone(), rows + 1, rows * 0, rows + 2, flags, ~flags, rows * 0, *columns, None, stops)
+    record(book, rows, rows + 4, x[:, 0].float(), None, read=True)
+    written = (book.last, book.stored, book.drawn, book.alive, book.state, book.tokens, book.logp)
+    found = next_places(rows, (rows + 3).unsqueeze(1).expand(-1, 2), 2)
+    return torch.cat([part.flatten().to(x.dtype) for part in (*written, *found)])
 
 
 def _drawn(x: torch.Tensor) -> torch.Tensor:
@@ -95,10 +121,12 @@ SMOKE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gated_gelu": gated_gelu,
     "gated_silu": gated_silu,
     "paged_attention": _constant(_attended),
+    "lanes": _constant(_lived),
     "linear_token_logp": lambda x: linear_token_logp(x, x.flip(1).detach(), torch.arange(_ROWS, device=x.device))[0],
     "linear_token_loss": _lowered,
     "rotary": lambda x: rotary(x.reshape(_ROWS, 1, _SIZE), *_angles(x)),
     "norm_rotary": _heads,
+    "norm_rotary_pages": _constant(_stored),
     "sample": _constant(_drawn),
     "symmetric_product": _constant(lambda x: symmetric_product(x, symmetric_product(x), alpha=0.5, beta=-2.0)),
     "token_logp": lambda x: token_logp(x, torch.arange(_ROWS, device=x.device))[0],
