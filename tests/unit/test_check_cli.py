@@ -37,7 +37,8 @@ def test_everything_needed_is_here_where_the_tests_run() -> None:
 
 def test_every_triton_kernel_is_tried() -> None:
     folders = Path(areno_fn.kernels.__path__[0]).iterdir()
-    assert set(smoke.SMOKE) == {folder.name for folder in folders if (folder / "triton.py").exists()}
+    halves = {"ordered_attention", "ordered_linear"}  # take half precision alone: tests/gpu compares their bits
+    assert set(smoke.SMOKE) == {folder.name for folder in folders if (folder / "triton.py").exists()} - halves
     assert set(smoke.SMOKE) <= {name.split(" on cpu ")[0] for name in found()}
 
 

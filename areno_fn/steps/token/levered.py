@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 
 from areno_fn.contracts.actions import Sums
-from areno_fn.contracts.policy import TokenPolicy
+from areno_fn.contracts.policy import TokenPolicy, is_bitwise
 from areno_fn.contracts.record import replace
 from areno_fn.contracts.spec import Sampling
 from areno_fn.kernels.linear_token_loss import linear_token_loss
@@ -72,8 +72,9 @@ def levered(
 def _matrix(
     policy: TokenPolicy, params: Any, hidden: torch.Tensor, targets: torch.Tensor, max_logits: int
 ) -> torch.Tensor | None:
-    """The head, where logits are too many to be kept and are the product with one matrix."""
-    if targets.shape[0] <= max(1, max_logits // policy.vocab_size) or not isinstance(policy, head.LinearHead):
+    """The head, where logits are too many to be kept, are the product with one matrix, and need not be those of a rollout."""
+    few = targets.shape[0] <= max(1, max_logits // policy.vocab_size)
+    if few or is_bitwise(policy) or not isinstance(policy, head.LinearHead):
         return None
     matrix = policy.head(params)
     return matrix if isinstance(matrix, torch.Tensor) and head._in_parts(hidden, matrix) else None
