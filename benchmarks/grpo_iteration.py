@@ -1,7 +1,7 @@
 """GRPO on a model of Hugging Face, whole: does it learn a stated task, and where does the time of an iteration go?
 
     python -m benchmarks.grpo_iteration --model models/SmolLM2-135M-Instruct --out out/grpo_iteration
-                                        [--steps 50] [--json grpo.json] [--plot docs/grpo_iteration.png]
+                                        [--steps 40] [--json grpo.json] [--plot docs/grpo_iteration.png]
 
 The task: short right answers. Questions about countries have one-word answers; the reward is a rule, half for an answer that
 holds the right word, half for brevity, which falls from 1 at three words to 0 at twenty. Held-out countries are asked about
@@ -145,11 +145,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/grpo_iteration"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default="bfloat16" if torch.cuda.is_available() else "float32")
-    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--rows", type=int, default=16, help="prompts of an iteration")
     parser.add_argument("--samples", type=int, default=16, help="completions of a prompt")
     parser.add_argument("--tokens", type=int, default=64, help="most of a completion")
-    parser.add_argument("--lr", type=float, default=1e-5)
+    parser.add_argument("--lr", type=float, default=4e-5)
     parser.add_argument("--kl", type=float, default=0.01)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)

@@ -1,6 +1,7 @@
 """Requests at random against a server, each compared with the same sequence drawn alone by `sampler`.
 
-    python tests/serving.py [--requests 10000] [--alone 300] [--seed 0] [--device cuda --tolerance 1e-4]
+    python tests/serving.py [--requests 10000] [--together 200] [--alone 300] [--seed 0] [--seconds 60]
+                            [--device cuda --tolerance 1e-4]
 
 Every batch of requests meets its own server: page size, number of lanes and pages, distribution, arrivals, lengths, samples a
 prompt, cancellations and changes of nothing but the company are drawn. All results are compared with `sampler` on whole
@@ -159,7 +160,9 @@ def main() -> None:
     """Serves, compares, and prints what was seen; any difference is an error."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--together", type=int, default=200, help="requests that one server gets")
     parser.add_argument("--alone", type=int, default=300)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="after which no further server is asked")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--device", default="cpu", help="on a GPU, `sampler` itself decodes on pages, in another company"
@@ -170,7 +173,7 @@ def main() -> None:
     policy, params = tiny()
     params = tree.map(lambda x: x.to(options.device), params)
     asked = compared = cancelled = alone = 0
-    while asked < options.requests:
+    while asked < options.requests and time.perf_counter() - start < options.seconds:
         sampling = Sampling(
             max_tokens=16,
             temperature=source.choice((0.7, 1.0, 1.5)),
@@ -184,7 +187,9 @@ def main() -> None:
             spare=source.choice((0, 1, 4, 20, 60)),
         )
         key = Key.of(source.randrange(1 << 30))
-        requests = drawn_requests(source, min(200, options.requests - asked), source.randrange(-(1 << 40), 1 << 40))
+        requests = drawn_requests(
+            source, min(options.together, options.requests - asked), source.randrange(-(1 << 40), 1 << 40)
+        )
         done = served(policy, params, key, sampling, shape, requests)
         by_limit: dict[int, list[tuple[tuple[int, ...], int, int]]] = {}
         for r in requests:
