@@ -262,7 +262,8 @@ def remat(function: Callable[..., Any]) -> Callable[..., Any]:
         def flat(*values: Any) -> tuple[Any, ...]:
             results, structure = pytree.tree_flatten(function(*pytree.tree_unflatten(values, spec)))
             # a Function may not both save and return an argument
-            fresh = (x.view_as(x) if any(x is value for value in values) else x for x in results)
+            shared = (isinstance(x, torch.Tensor) and any(x is value for value in values) for x in results)
+            fresh = (x.view_as(x) if again else x for x, again in zip(results, shared, strict=True))
             return (*fresh, structure)
 
         *results, structure = _remat(flat, *leaves)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from areno_fn.autodiff import remat
 from areno_fn.contracts.adapter import Adapted, Weight
 from areno_fn.contracts.errors import ModelError
 
@@ -39,6 +40,7 @@ class ModuleFunction:
     def __init__(self, build: Callable[[], nn.Module], *, compiled: bool = False) -> None:
         self._module = _without_values(build)
         self._compiled = compiled
+        self._again = 0
         self._prepared: dict[tuple[frozenset[str], torch.device], nn.Module] = {}
 
     def __call__(self, params: Parameters, *args: Any, **inputs: Any) -> Any:
@@ -60,6 +62,15 @@ class ModuleFunction:
         with torch._dynamo.config.patch(recompile_limit=_VARIANTS):
             return torch.func.functional_call(module, flat, args, inputs)
 
+    def computing_again(self, every: int) -> ModuleFunction:
+        """The same function, of whose blocks every so many-th, from the first, keeps its input alone; 0 for none.
+
+        What it made is computed again in the backward pass.
+        """
+        found = copy.copy(self)
+        found._again, found._prepared = every, {}
+        return found
+
     def _prepare(self, params: Parameters, adapted: frozenset[str], device: torch.device) -> nn.Module:
         differing = sorted(params.keys() ^ self._module.state_dict().keys())
         if differing:
@@ -78,11 +89,31 @@ class ModuleFunction:
             for name, buffer in part.named_buffers(recurse=False):
                 if not buffer.is_meta:
                     setattr(part, name, buffer.to(device))
-        if self._compiled:
-            for blocks in (child for child in module.children() if isinstance(child, nn.ModuleList)):
-                for block in blocks:
-                    block.compile(dynamic=False)
+        lists = (child for child in module.children() if isinstance(child, nn.ModuleList))
+        for place, block in enumerate(block for blocks in lists for block in blocks):
+            inside = block
+            if self._again and place % self._again == 0:
+                inside = copy.deepcopy(block)
+                block.forward = _computed_again(block, inside)
+            if self._compiled:
+                inside.compile(dynamic=False)
         return module
+
+
+def _computed_again(block: nn.Module, inside: nn.Module) -> Callable[..., Any]:
+    """A forward for a block that keeps no more than its inputs; `inside` is the block itself, without parameters."""
+
+    def computed(tensors: dict[str, torch.Tensor], args: tuple[Any, ...], inputs: dict[str, Any]) -> Any:
+        return torch.func.functional_call(inside, tensors, args, inputs)
+
+    again = remat(computed)
+
+    def forward(*args: Any, **inputs: Any) -> Any:
+        # within a call of the function these are its parameters
+        tensors = {**dict(block.named_parameters()), **dict(block.named_buffers())}
+        return (again if torch.is_grad_enabled() else computed)(tensors, args, inputs)
+
+    return forward
 
 
 def _without_values(build: Callable[[], nn.Module]) -> nn.Module:

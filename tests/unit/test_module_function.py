@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from areno_fn import tree
 from areno_fn.autodiff import value_and_grad
 from areno_fn.contracts.adapter import Adapted
 from areno_fn.contracts.errors import ModelError
@@ -179,3 +180,39 @@ def test_compiled_blocks_answer_and_learn_alike(monkeypatch: pytest.MonkeyPatch)
     with torch.no_grad():
         torch.testing.assert_close(compiled(leaves, x), plain(leaves, x))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3  # adapted, not adapted, without a gradient
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+@pytest.mark.parametrize("every", [1, 2])
+def test_47_blocks_that_are_computed_again_give_the_gradient_and_keep_less(
+    every: int, adapted: bool, inputs: dict[str, Any]
+) -> None:
+    leaves: dict[str, Any] = filled()[1]
+    if adapted:
+        for block in range(2):
+            name = f"transformer_blocks.{block}.attn.to_q.weight"
+            draw = torch.Generator().manual_seed(block)
+            a, b = torch.randn(3, 16, generator=draw), torch.randn(16, 3, generator=draw)
+            leaves[name] = Adapted(weight=leaves[name], a=a, b=b)
+    plain = ModuleFunction(sd3)
+    again = plain.computing_again(every)
+
+    def measured(function: ModuleFunction) -> Any:
+        return value_and_grad(lambda params: function(params, **inputs)[0].square().mean())(leaves)
+
+    def kept(function: ModuleFunction) -> int:
+        found: list[int] = []
+        followed = tree.map(lambda x: x.detach().requires_grad_(), leaves)
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: found.append(x.numel()) or x, lambda x: x):
+            function(followed, **inputs)
+        return sum(found)
+
+    expected, received = measured(plain), measured(again)
+    assert torch.equal(expected[0], received[0])
+    for (path, one), other in zip(tree.leaves_with_path(expected[1]), tree.leaves(received[1]), strict=True):
+        torch.testing.assert_close(
+            other, one, rtol=1e-5, atol=1e-8, msg=path
+        )  # what blocks share is added up otherwise
+    assert kept(again) < kept(plain)
+    with torch.no_grad():
+        assert torch.equal(again(leaves, **inputs)[0], plain(leaves, **inputs)[0])
