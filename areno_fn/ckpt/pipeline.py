@@ -59,9 +59,10 @@ def _entry(folder: Path, name: str, value: list[Any]) -> tuple[str, str] | None:
     if len(value) != 2 or not all(isinstance(part, str) for part in value):
         raise CheckpointError(f"{folder / INDEX}: {name} is {value!r}, it must be a library and a class, or two nulls")
     library, class_name = value
-    if library not in ("diffusers", "transformers"):
+    if not library.isidentifier():
         raise CheckpointError(
-            f"{folder / INDEX}: {name} is a {class_name} of {library!r}, but parts are read by diffusers and transformers alone"
+            f"{folder / INDEX}: {name} is a {class_name} of {library!r}, but parts are read by transformers, diffusers, or one of "
+            f"its pipelines, by the plain name of that"
         )
     return library, class_name
 

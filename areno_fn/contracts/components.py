@@ -39,7 +39,7 @@ class Located:
         name: of the component that owns it.
         kind: as declared.
         folder: where it lies, within the pipeline's folder, or a folder of its own where it was overridden.
-        library, class_name: what reads it, as model_index.json says.
+        library, class_name: what reads it, as model_index.json says: transformers, diffusers, or one of its pipelines.
     """
 
     name: str

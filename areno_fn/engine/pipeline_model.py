@@ -85,6 +85,12 @@ def plan_pipeline(spec: HFModel) -> PipelinePlan:
     pipeline = open_pipeline(spec.path, elsewhere)
     family = pipeline_family(pipeline.class_name)
     contract = family.contract(pipeline)
+    trained = [part.name for part in contract.components if part.trained]
+    if len(trained) > 1:
+        raise SpecError(
+            f"{contract.family} trains {' and '.join(trained)}, components: a run trains one; compose its steps by hand, with the "
+            f"adapter of `areno_fn.models.pipelines`"
+        )
     with at("pipeline"):
         setting = _setting(said, contract)
         components = Components(declared=contract.components, index=pipeline.index, overrides=elsewhere)

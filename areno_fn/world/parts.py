@@ -28,9 +28,11 @@ def load_part(part: Located, root: str, dtype: torch.dtype | None, device: torch
     """
     kind, folder = _class(part), os.path.join(root, part.folder)
     transformers.utils.logging.disable_progress_bar()
-    given = {"torch_dtype" if part.library == "diffusers" else "dtype": dtype or "auto"} if part.kind == "model" else {}
-    if part.library == "diffusers" and dtype is None:
-        given = {}
+    given: dict[str, Any] = {}
+    if part.kind == "model" and part.library == "transformers":
+        given = {"dtype": dtype or "auto"}
+    elif part.kind == "model" and dtype is not None:
+        given = {"torch_dtype": dtype}
     try:
         found = kind.from_pretrained(folder, local_files_only=True, **given)
     except (OSError, ValueError) as error:
@@ -40,11 +42,18 @@ def load_part(part: Located, root: str, dtype: torch.dtype | None, device: torch
 
 
 def _class(part: Located) -> Any:
+    own = part.library in ("diffusers", "transformers")
     try:
-        library = importlib.import_module(part.library)
+        importlib.import_module("diffusers")
     except ModuleNotFoundError as error:
         raise ModelError(
             f"the {part.name} is read by {part.library}, which is not installed; pip install 'areno-fn[flow]'"
+        ) from error
+    try:
+        library = importlib.import_module(part.library if own else f"diffusers.pipelines.{part.library}")
+    except ModuleNotFoundError as error:
+        raise ModelError(
+            f"the {part.name} is read by {part.library!r}, which is neither transformers nor diffusers, nor one of its pipelines"
         ) from error
     found = getattr(library, part.class_name, None)
     if found is None:

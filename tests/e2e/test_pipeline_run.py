@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import flow_families
 import flow_pipelines
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from PIL import Image
 
 from areno_fn.ckpt.resume import latest
 from areno_fn.contracts.flow import Process
+from areno_fn.contracts.geometry import Size
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.spec import Denoising, RunSpec
 from areno_fn.engine.plan import plan
@@ -36,7 +38,7 @@ MAKERS: dict[str, Callable[[Path], Any]] = {
 SPEC = """name = "tiny"
 out = "{out}"
 device = "cpu"
-model = {{ kind = "hf", path = "{pipeline}", pipeline = {{ height = 16, width = 16 }} }}
+model = {{ kind = "hf", path = "{pipeline}", pipeline = {{ height = {height}, width = {width}, frames = {frames} }} }}
 finetune = {finetune}
 
 [[phases]]
@@ -61,6 +63,7 @@ steps = 1
 algorithm = {{ kind = "flow_grpo", samples = 2, kl_coef = 0.1, denoising = {{ steps = 2, guidance = {guidance} }} }}
 data = [{{ kind = "jsonl", path = "{rows}/prompts.jsonl" }}]
 batch = {{ rows = 2 }}
+remat = {remat}
 optimizers = [{{ kind = "adamw", lr = 0.003 }}]
 rewards = [{{ kind = "function", function = "areno_fn.world.picture_rewards:brightness" }}]
 
@@ -72,6 +75,7 @@ denoising = {{ steps = 2, guidance = {guidance} }}
 [log]
 tensorboard = false
 """
+SQUARE = Size(height=SIDE, width=SIDE)
 FULL, LORA = '{ kind = "full" }', '{ kind = "lora", rank = 2 }'
 
 
@@ -91,10 +95,11 @@ def write_rows(folder: Path, given: bool) -> None:
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def spec_of(folder: Path, finetune: str, name: str = "sd3", guidance: float = 2.0) -> RunSpec:
+def spec_of(folder: Path, finetune: str, size: Size = SQUARE, *, remat: bool = False, guidance: float = 2.0) -> RunSpec:
     text = SPEC.format(
-        out=folder / "out", pipeline=folder / "pipeline", finetune=finetune, rows=folder / "rows", guidance=guidance
-    )
+        out=folder / "out", pipeline=folder / "pipeline", finetune=finetune, rows=folder / "rows", guidance=guidance,
+        height=size.height, width=size.width, frames=size.frames, remat=int(remat),
+    )  # fmt: skip
     (folder / "spec.toml").write_text(text)
     return read(folder / "spec.toml")
 
@@ -106,7 +111,7 @@ def test_a_pipeline_is_trained_written_and_read_again_by_diffusers(name: str, fi
     theirs = MAKERS[name](tmp_path)
     given = name == "kontext"
     write_rows(tmp_path / "rows", given=given)
-    spec = spec_of(tmp_path, finetune)
+    spec = spec_of(tmp_path, finetune, remat=name == "flux")
     assert run(spec) == 0
     out = tmp_path / "out"
     again = type(theirs).from_pretrained(out / "export")
@@ -159,8 +164,6 @@ def test_a_run_that_goes_on_ends_where_one_ends_that_never_stopped(tmp_path: Pat
 
 @pytest.mark.parametrize("name", ["Flux.2 dev", "Flux.2 Klein", "Qwen-Image", "Z-Image"])
 def test_large_families_are_trained_written_and_read_again(name: str, tmp_path: Path) -> None:
-    import flow_families
-
     case = flow_families.FAMILIES[name]()
     case.theirs.save_pretrained(tmp_path / "pipeline")
     write_rows(tmp_path / "rows", given=False)
@@ -184,3 +187,30 @@ def test_large_families_are_trained_written_and_read_again(name: str, tmp_path: 
     for part in ("vae", "text_encoder"):
         kept = case.theirs.components[part].state_dict()
         assert all(torch.equal(x, kept[path]) for path, x in again.components[part].state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["wan", "ltx2"])
+def test_videos_and_sound_are_trained_from_a_specification(name: str, tmp_path: Path) -> None:
+    tiny = flow_families.wan() if name == "wan" else flow_families.ltx2("2")
+    tiny.theirs.save_pretrained(tmp_path / "pipeline")
+    size = tiny.adapter.size
+    (tmp_path / "rows").mkdir()
+    for shade in range(size.frames + 1):
+        Image.new("RGB", (size.width, size.height), (20 * shade,) * 3).save(tmp_path / f"rows/{shade}.png")
+    sound = {} if name == "wan" else {"audio": [[0.25, -0.25] * 3960] * 2}
+    films = [{"video": [f"{place + first}.png" for place in range(size.frames)]} | sound for first in (0, 1)]
+    one, other = (film["video"] for film in films) if name == "wan" else films
+    rows = {
+        "shown": [{"prompt": "a heron"} | film for film in films],
+        "pairs": [{"prompt": "a heron", "chosen": one, "rejected": other}] * 2,
+        "prompts": [{"prompt": "a heron"}, {"prompt": "a crane"}],
+    }
+    for key, lines in rows.items():
+        (tmp_path / f"rows/{key}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    assert run(spec_of(tmp_path, LORA, size)) == 0
+    again = type(tiny.theirs.transformer).from_pretrained(tmp_path / "out/export/transformer")
+    before, after = tiny.theirs.transformer.state_dict(), again.state_dict()
+    assert before.keys() == after.keys() and any(not torch.equal(before[key], after[key]) for key in before)
+    with Image.open(next((tmp_path / "out/pictures").iterdir())) as sheet:
+        # two prompts below each other, a frame of each, four times as large
+        assert sheet.width > 4 * size.width and sheet.height > 8 * size.height

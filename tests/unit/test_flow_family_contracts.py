@@ -15,8 +15,6 @@ from areno_fn.contracts.flow_adapter import Pipeline
 from areno_fn.contracts.geometry import Size
 from areno_fn.contracts.media import Media, Request
 from areno_fn.contracts.pipeline_io import PipelineIOContract
-from areno_fn.contracts.spec import FlowSFT, HFModel, Phase, RunSpec
-from areno_fn.engine.pipeline_rules import check_pipeline
 from areno_fn.models.pipelines import pipeline_family
 
 EIGHT = {"block_out_channels": [128, 256, 512, 512]}
@@ -177,9 +175,3 @@ def test_rows_of_one_batch_are_given_as_many_pictures_each() -> None:
     made.admit_together([two, two], "rows")
     with pytest.raises(DataError, match=r"rows: flux2 .*batching: it is 'uniform', received rows with 0 and with 2"):
         made.admit_together([two, none], "rows")
-
-
-def test_what_makes_videos_is_not_run_from_a_specification() -> None:
-    spec = RunSpec(model=HFModel(path="x"), phases=[Phase(name="sft", algorithm=FlowSFT(), steps=1, data=[])])
-    with pytest.raises(SpecError, match=r"model.path: ltx2 makes video and audio, outputs: a run makes pictures"):
-        check_pipeline(spec, contract("LTX-2", "LTX2Pipeline"))

@@ -270,8 +270,8 @@ def test_schedulers_that_space_levels_otherwise_are_refused(config: dict[str, An
         ("{}", "_class_name is None, it must be that of a pipeline"),
         ('{"_class_name": "P", "vae": ["diffusers"]}', "vae is ['diffusers'], it must be a library and a class"),
         (
-            '{"_class_name": "P", "vae": ["mine", "V"]}',
-            "vae is a V of 'mine', but parts are read by diffusers and transformers",
+            '{"_class_name": "P", "vae": ["my.own", "V"]}',
+            "vae is a V of 'my.own', but parts are read by transformers, diffusers, or one of",
         ),
         ('{"_class_name": "P", "vae": ["diffusers", "V"]}', "has no folder 'vae', which model_index.json names"),
     ],
@@ -316,6 +316,10 @@ def test_46_a_part_whose_library_or_class_is_missing_is_named(
         load_part(part("NoSuchVAE"), root, None, cpu)
     with pytest.raises(CheckpointError, match="none: diffusers cannot read the vae"):
         load_part(part("AutoencoderKL", where="none"), root, None, cpu)
+    with pytest.raises(
+        ModelError, match="the vae is read by 'mine', which is neither transformers nor diffusers, nor one of"
+    ):
+        load_part(part("V", library="mine"), root, None, cpu)
     monkeypatch.setitem(sys.modules, "diffusers", None)
     with pytest.raises(
         ModelError, match=r"the vae is read by diffusers, which is not installed; pip install 'areno-fn\[flow\]'"

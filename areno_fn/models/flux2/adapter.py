@@ -94,6 +94,10 @@ class Flux2Adapter:
         """Tokens along the height and the width."""
         return self.size.height // self.scale // 2, self.size.width // self.scale // 2
 
+    def computing_again(self, every: int) -> Flux2Adapter:
+        """The same adapter, every so many-th of whose blocks keeps its input alone; 0 for none."""
+        return attrs.evolve(self, network=self.network.computing_again(every))
+
     @property
     def latent_shape(self) -> tuple[int, ...]:
         """N, 4 c."""

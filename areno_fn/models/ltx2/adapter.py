@@ -87,6 +87,10 @@ class LTX2Adapter:
     network: ModuleFunction
     streams: Streams
 
+    def computing_again(self, every: int) -> LTX2Adapter:
+        """The same adapter, every so many-th of whose blocks keeps its input alone; 0 for none."""
+        return attrs.evolve(self, network=self.network.computing_again(every))
+
     @property
     def latent_shape(self) -> tuple[int, ...]:
         """All numbers of both."""

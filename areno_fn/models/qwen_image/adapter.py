@@ -112,6 +112,10 @@ class QwenImageAdapter:
         side = self.scale * self.config.patch_size
         return self.size.height // side, self.size.width // side
 
+    def computing_again(self, every: int) -> QwenImageAdapter:
+        """The same adapter, every so many-th of whose blocks keeps its input alone; 0 for none."""
+        return attrs.evolve(self, network=self.network.computing_again(every))
+
     @property
     def latent_shape(self) -> tuple[int, ...]:
         """N, 4 c."""

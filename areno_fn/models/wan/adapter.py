@@ -95,6 +95,10 @@ class WanAdapter:
     pipeline: str
     guide = staticmethod(straight)
 
+    def computing_again(self, every: int) -> WanAdapter:
+        """The same adapter, every so many-th of whose blocks keeps its input alone; 0 for none."""
+        return attrs.evolve(self, networks=tuple(network.computing_again(every) for network in self.networks))
+
     @property
     def latent_shape(self) -> tuple[int, ...]:
         """c, F, h, w."""

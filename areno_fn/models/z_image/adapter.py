@@ -73,6 +73,10 @@ class ZImageAdapter:
     scale: int
     guide = staticmethod(straight)
 
+    def computing_again(self, every: int) -> ZImageAdapter:
+        """The same adapter, every so many-th of whose blocks keeps its input alone; 0 for none."""
+        return attrs.evolve(self, network=self.network.computing_again(every))
+
     @property
     def latent_shape(self) -> tuple[int, ...]:
         """c, h, w."""
