@@ -19,8 +19,9 @@ from PIL import Image
 
 from areno_fn.ckpt.pipeline import is_pipeline, open_pipeline
 from areno_fn.ckpt.pipeline_save import save_pipeline
-from areno_fn.contracts.components import Located
+from areno_fn.contracts.components import Component, Located
 from areno_fn.contracts.errors import ArenoError, CheckpointError, ModelError
+from areno_fn.contracts.media import InputMedia, InputRule
 from areno_fn.contracts.spec import HFModel, PipelineSpec, RunSpec, ScratchModel
 from areno_fn.engine.model import from_folder, plan_model
 from areno_fn.engine.plan import plan
@@ -152,6 +153,30 @@ def test_P6_outputs_of_several_sizes_are_refused(folder: Path, monkeypatch: pyte
 
     monkeypatch.setitem(PIPELINES, "sd3", attrs.evolve(family, contract=ragged))
     with pytest.raises(ArenoError, match="batching: it is 'ragged', but all that a run makes has one size"):
+        plan(spec(folder))
+
+
+def test_what_begins_with_a_given_medium_or_trains_two_parts_is_composed_by_hand(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = PIPELINES["sd3"]
+
+    def changed(edit: Callable[[Any], dict[str, Any]]) -> None:
+        def made(pipeline: Any) -> Any:
+            found = family.contract(pipeline)
+            return attrs.evolve(found, **edit(found))
+
+        monkeypatch.setitem(PIPELINES, "sd3", attrs.evolve(family, contract=made))
+
+    given = InputMedia(rules=(InputRule(type="image", least=1),))
+    changed(lambda _: {"initial": "input", "inputs": given})
+    with pytest.raises(ArenoError, match="model: sd3 begins with what it is given, initial: it is 'input'"):
+        plan(spec(folder))
+    two = Component(name="transformer_2", trained=True)
+    changed(lambda found: {"components": (*found.components, two)})
+    with pytest.raises(
+        ArenoError, match="model: sd3 trains transformer and transformer_2, components: a run trains one"
+    ):
         plan(spec(folder))
 
 
