@@ -87,8 +87,8 @@ def plan_pipeline(spec: HFModel) -> PipelinePlan:
     contract = family.contract(pipeline)
     if contract.initial != "noise":
         raise SpecError(
-            f"{contract.family} begins with what it is given, initial: it is {contract.initial!r}, but a run draws from noise; compose "
-            f"its steps by hand, with `FlowPrompts.begin`"
+            f"{contract.family} begins with what it is given, initial: it is {contract.initial!r}, but a run draws from noise; "
+            f"compose its steps by hand, with `FlowPrompts.begin`"
         )
     trained = [part.name for part in contract.components if part.trained]
     if len(trained) > 1:
