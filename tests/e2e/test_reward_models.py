@@ -113,7 +113,7 @@ def test_another_reward_model_is_another_run(home: Path) -> None:
     other_weights(home / "judge")
     done = start(home, "--resume")
     assert done.code == 2
-    assert "belongs to another run: a loss of one's own, the end tokens, what is in the folder of a reward" in done.err
+    assert "belongs to another run: a loss of one's own, the end tokens, what a reward model's folder holds" in done.err
     shutil.copytree(home / "judge", home / "other")
     elsewhere = start(home, "--resume", model="other")
     assert elsewhere.code == 2
