@@ -155,7 +155,9 @@ def read_next(
         )
         return look(q, keys, values)
 
-    return logits(params, _through(params, config, tokens, stored, pages, attend, by, mix=mix), by)
+    # where bits must be those of training, the very kernel of training rotates
+    once = mix if by is ORDINARY else None
+    return logits(params, _through(params, config, tokens, stored, pages, attend, by, mix=once), by)
 
 
 def _through(
