@@ -9,7 +9,7 @@ import torch
 from areno_fn import tree
 from areno_fn.contracts.footprint import Footprint, largest
 from areno_fn.contracts.spec import OptimizerSpec
-from areno_fn.kernels.linear_token_logp import CHUNK, columns
+from areno_fn.kernels.linear_token_loss import CHUNK, rows_at_once
 from areno_fn.models import decoder_memory
 from areno_fn.models.decoder import DecoderConfig, shapes
 from areno_fn.steps.optimizers import optimizer
@@ -59,14 +59,21 @@ def predict(
     return largest(moment.beside(everything) for moment in (*decoder_memory.moments(work), update))
 
 
+EVEN = 64
+"""Elements whose multiple a row of logits takes."""
+
+
 def nbytes(value: Any) -> int:
     """Bytes of the tensors of a tree."""
     return sum(leaf.nbytes for leaf in tree.leaves(value) if isinstance(leaf, torch.Tensor))
 
 
 def _head(config: DecoderConfig, rows: int, dtype: torch.dtype) -> int:
-    """Bytes that log-probabilities need: logits, or a part, the gradients of their rows, and that of the matrix."""
-    pulled = rows * config.hidden_size * (4 + dtype.itemsize) + config.vocab_size * config.hidden_size * dtype.itemsize
-    if rows * config.vocab_size <= MAX_LOGITS:
-        return 2 * rows * config.vocab_size * dtype.itemsize + pulled
-    return rows * min(config.vocab_size, columns(rows, CHUNK)) * dtype.itemsize + pulled
+    """Bytes that the head needs while it makes gradients of its rows and, in float32, of its matrix, or hands them on."""
+    width, size, least = config.hidden_size, config.vocab_size, dtype.itemsize
+    if rows * size <= MAX_LOGITS:
+        return 2 * rows * size * least + rows * width * (4 + least) + size * width * least
+    part = rows_at_once(rows, size, CHUNK)
+    logits = part * (size + -size % EVEN) * least + part * width * (8 + least)
+    handed = (rows + size) * width * least
+    return size * width * 4 + rows * width * least + max(logits, handed)
