@@ -31,8 +31,10 @@ def _phase(phase: Phase, contract: PipelineIOContract) -> Iterator[str]:
     drawn = getattr(algorithm, "denoising", None)
     if isinstance(drawn, Levels):
         yield from _said(f"{where}.denoising.guidance", contract.admit_guidance, drawn.guidance)
-    reference = getattr(algorithm, "reference_guidance", 1.0)
-    yield from _said(f"{where}.reference_guidance", contract.admit_guidance, reference)
+    for name in ("reference_guidance", "teacher_guidance"):
+        yield from _said(f"{where}.{name}", contract.admit_guidance, getattr(algorithm, name, 1.0))
+    if phase.denoising is not None:
+        yield from _said(f"phases.{phase.name}.denoising.guidance", contract.admit_guidance, phase.denoising.guidance)
     if getattr(algorithm, "condition_dropout", 0.0) and not contract.classifier_free:
         yield (
             f"{where}.condition_dropout: {contract.family} has no negative prompts, guidance: it is {contract.guidance!r}; "

@@ -15,11 +15,12 @@ import torch
 from msgspec import structs
 from PIL import Image
 
+from areno_fn import tree
 from areno_fn.ckpt.resume import latest
 from areno_fn.contracts.flow import Process
 from areno_fn.contracts.geometry import Size
 from areno_fn.contracts.key import Key
-from areno_fn.contracts.spec import Denoising, RunSpec
+from areno_fn.contracts.spec import AdamWSpec, Denoising, FewSteps, FlowDMD2, RunSpec
 from areno_fn.engine.plan import plan
 from areno_fn.engine.session import run
 from areno_fn.engine.specfile import read
@@ -214,3 +215,38 @@ def test_videos_and_sound_are_trained_from_a_specification(name: str, tmp_path: 
     with Image.open(next((tmp_path / "out/pictures").iterdir())) as sheet:
         # two prompts below each other, a frame of each, four times as large
         assert sheet.width > 4 * size.width and sheet.height > 8 * size.height
+
+
+@pytest.mark.parametrize(("finetune", "teacher"), [(FULL, False), (LORA, True)])
+def test_a_generator_of_few_steps_is_made_of_a_pipeline(finetune: str, teacher: bool, tmp_path: Path) -> None:
+    """Its fake moves beside it, tables that are stored stay, and a teacher may be a pipeline's folder too."""
+    theirs = flow_pipelines.sd3(tmp_path)
+    write_rows(tmp_path / "rows", given=False)
+    whole = spec_of(tmp_path, finetune)
+    algorithm = FlowDMD2(
+        fake_updates=2,
+        teacher_guidance=2.0,
+        denoising=FewSteps(steps=2),
+        teacher=str(tmp_path / "pipeline") if teacher else "",
+    )
+    phase = structs.replace(
+        whole.phases[2],
+        algorithm=algorithm,
+        rewards=[],
+        steps=2,
+        optimizers=[AdamWSpec(role=role, lr=0.003) for role in ("actor", "fake")],
+        batch=structs.replace(whole.phases[2].batch, micro_rows=1),
+    )
+    spec = structs.replace(whole, phases=[phase], export=structs.replace(whole.export, roles=["fake"]))
+    assert run(spec) == 0
+    state = resumed_state(plan(spec), latest(tmp_path / "out/checkpoints"))
+    assert set(state.params) == {"actor", "fake", "base"} | ({"teacher"} if teacher else set())
+    assert not tree.equal(state.params["actor"], state.params["fake"])
+    again = type(theirs).from_pretrained(tmp_path / "out/export").transformer.state_dict()
+    before = theirs.transformer.state_dict()
+    moved = {key for key in before if not torch.equal(before[key], again[key])}
+    assert moved and "pos_embed.pos_embed" not in moved
+    fake = type(theirs.transformer).from_pretrained(tmp_path / "out/fake").state_dict()
+    assert fake.keys() == before.keys() and torch.equal(fake["pos_embed.pos_embed"], before["pos_embed.pos_embed"])
+    if teacher:
+        assert all(torch.equal(state.params["teacher"][key], value) for key, value in before.items())

@@ -116,7 +116,8 @@ def test_objectives_and_guidance_that_a_contract_lacks_are_refused_by_field(
         return attrs.evolve(family.contract(pipeline), objectives=(), guidance="none")
 
     monkeypatch.setitem(PIPELINES, "sd3", attrs.evolve(family, contract=bare))
-    asked = [
+    prompted = [{"kind": "jsonl", "path": str(folder / "prompts.jsonl")}]
+    asked: list[tuple[dict[str, Any], str]] = [
         ({"data": "shown"}, "phases.p.algorithm: sd3 is not trained by 'sft', objectives: it supports none"),
         (
             {"algorithm": {"kind": "flow_sft", "condition_dropout": 0.1}},
@@ -125,6 +126,14 @@ def test_objectives_and_guidance_that_a_contract_lacks_are_refused_by_field(
         (
             GRPO | {"algorithm": GRPO["algorithm"] | {"denoising": {"steps": 2, "guidance": 4.5}}},
             "phases.p.algorithm.denoising.guidance: sd3 takes no classifier-free guidance, guidance: it is 'none'; use 1",
+        ),
+        (
+            GRPO | {"algorithm": {"kind": "flow_distill", "teacher_guidance": 4.5}, "rewards": []},
+            "phases.p.algorithm.teacher_guidance: sd3 takes no classifier-free guidance, guidance: it is 'none'; use 1",
+        ),
+        (
+            GRPO | {"denoising": {"guidance": 4.5}, "run": {"evaluation": {"data": prompted, "rewards": BRIGHT}}},
+            "phases.p.denoising.guidance: sd3 takes no classifier-free guidance, guidance: it is 'none'; use 1",
         ),
     ]
     for changes, words in asked:
