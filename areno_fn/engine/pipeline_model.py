@@ -52,6 +52,15 @@ class PipelinePlan:
         setting = attrs.asdict(self.setting)
         return digest([self.contract.digest, setting, configs, str(self.dtype)])
 
+    def describe(self) -> str:
+        """What is made, and which frozen parts will be loaded for it, in words."""
+        made = " and ".join(output.type for output in self.contract.outputs)
+        prepares, codes = (
+            ", ".join(part.name for part in self.components.located(names))
+            for names in (self.contract.preparer, self.contract.codec)
+        )
+        return f"makes {made} of {self.setting.size}; prompts need {prepares}; what is made needs {codes}"
+
     @property
     def folders(self) -> Mapping[str, Path]:
         """Where every part lies that is there, whether it is used or not."""

@@ -172,7 +172,14 @@ class PromptedPictures:
             made = {type: torch.stack([shots[type].read() for shots in few]) for type in self._types}
             with torch.no_grad():
                 found.append(self.adapter.encode_output(parts, made))
-        return torch.cat(found).float()
+        latents = torch.cat(found).float()
+        if tuple(latents.shape[1:]) != tuple(self.adapter.latent_shape) or not bool(latents.isfinite().all()):
+            codec, wanted = " and ".join(self.adapter.contract.codec), ["B", *self.adapter.latent_shape]
+            raise DataError(
+                f"the {codec} made latents {list(latents.shape)} of what is trained on, which must be finite numbers {wanted}; "
+                f"load it in float32, with model.pipeline.dtype"
+            )
+        return latents
 
     def _require_size(self, example: PromptedRow) -> None:
         size = self.adapter.size

@@ -97,6 +97,8 @@ def describe(spec: RunSpec, *, resume: bool = False, overwrite: bool = False, ac
     lines = [f"{spec.name}: {made.model.family.name} on {made.device}, seed {spec.seed}, out {spec.out}"]
     beside = "" if made.critic is None else f", and a critic of {count(made.critic.shapes()):,}"
     lines.append(f"  trained: {made.finetune.describe()}{beside}{made.cast.describe()}")
+    if made.model.pipeline is not None:
+        lines.append(f"  {made.model.pipeline.describe()}")
     for phase in made.phases:
         kind = phase.spec.algorithm
         contract = kind.execution

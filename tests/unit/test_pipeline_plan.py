@@ -25,6 +25,7 @@ from areno_fn.contracts.media import InputMedia, InputRule
 from areno_fn.contracts.spec import HFModel, PipelineSpec, RunSpec, ScratchModel
 from areno_fn.engine.model import from_folder, plan_model
 from areno_fn.engine.plan import plan
+from areno_fn.engine.session import describe
 from areno_fn.models.noise_levels import euler_levels
 from areno_fn.models.pipelines import PIPELINES
 from areno_fn.world.parts import load_part
@@ -199,6 +200,10 @@ def test_data_of_another_kind_is_refused(folder: Path) -> None:
 
 
 def test_a_plan_loads_no_part_and_names_what_it_will_need(folder: Path) -> None:
+    assert (
+        "  makes image of 16 x 16; prompts need text_encoder, text_encoder_2, tokenizer, tokenizer_2; what is made needs vae"
+        in describe(spec(folder, "flux")).splitlines()
+    )
     made = plan(spec(folder, "flux"))
     parts = made.medium.parts
     assert parts.materialised == ()
@@ -224,6 +229,17 @@ def test_targets_are_encoded_anew_and_conditions_are_not(folder: Path, monkeypat
     assert first.latents.shape == (2, *made.model.policy.latent_shape)
     alone = medium.batch(phase.examples, [1], phase.spec)
     assert torch.equal(alone.prompts.conditions.positive["text"][0], first.prompts.conditions.positive["text"][1])
+
+
+def test_latents_that_are_not_finite_are_refused(folder: Path) -> None:
+    made = plan(spec(folder))
+    phase, vae = made.phases[0], made.medium.parts.of(["vae"])["vae"]
+    with torch.no_grad():
+        next(vae.encoder.parameters()).fill_(float("nan"))
+    with pytest.raises(
+        ArenoError, match=r"the vae made latents \[1, 4, 8, 8\] .* finite numbers .*; load it in float32"
+    ):
+        made.medium.batch(phase.examples, [0], phase.spec)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
