@@ -50,4 +50,5 @@ def guide(
     """Guidance that keeps the length of every token of the velocity [B, N, C] that it leads towards."""
     del state, timestep
     combined = away + scale * (towards - away)
-    return combined * (towards.norm(dim=-1, keepdim=True) / combined.norm(dim=-1, keepdim=True))
+    length = combined.norm(dim=-1, keepdim=True).clamp_min(1e-12)  # of a token that stands still
+    return combined * (towards.norm(dim=-1, keepdim=True) / length)

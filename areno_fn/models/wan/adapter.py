@@ -155,10 +155,16 @@ class WanAdapter:
         def forward(**inputs: Any) -> Any:
             return network(params, **inputs)
 
-        state = state.to(params["patch_embedding.bias"].dtype)
-        patch = self.config.patch_size
-        pairs = bool(self.config.image_positions)
-        return velocity(forward, state, timestep, condition, patch=patch, times_of_patches=self.first, pairs=pairs)
+        return velocity(
+            forward,
+            state,
+            timestep,
+            condition,
+            patch=self.config.patch_size,
+            dtype=params["patch_embedding.bias"].dtype,
+            times_of_patches=self.first,
+            pairs=bool(self.config.image_positions),
+        )
 
     def _shown(self, parts: Parts, request: Request) -> dict[str, torch.Tensor]:
         """What the transformer is shown of the pictures of a request, first dimensions 1."""

@@ -15,6 +15,7 @@ def velocity(
     condition: Mapping[str, Any],
     *,
     patch: tuple[int, int, int],
+    dtype: torch.dtype,
     times_of_patches: bool = False,
     pairs: bool = False,
 ) -> torch.Tensor:
@@ -30,6 +31,7 @@ def velocity(
         condition: "text" [B, L, D]; perhaps "channels" [B, c, F, H, W], which are laid behind those of the state; "first"
             [B, C, 1, H, W], a clean first frame in the place of the state's; "features" [B, P, E] of an image.
         patch: frames, rows and columns of a patch.
+        dtype: of the transformer; a clean first frame's velocity keeps that of the state.
         times_of_patches: every patch is told its own time, 0 where the frame is a clean one (Wan 2.2 5B).
         pairs: the features are of two images, each with positions of its own.
     """
@@ -42,19 +44,19 @@ def velocity(
         time = _times(timestep, state, patch, clean="first" in condition)
     features = condition.get("features")
     if features is not None:
-        features = features.to(state.dtype)
+        features = features.to(dtype)
         features = features.unflatten(1, (2, -1)).flatten(0, 1) if pairs else features
     (answer,) = forward(
-        hidden_states=given,
+        hidden_states=given.to(dtype),
         timestep=time,
-        encoder_hidden_states=condition["text"].to(state.dtype),
+        encoder_hidden_states=condition["text"].to(dtype),
         encoder_hidden_states_image=features,
         return_dict=False,
     )
     if "first" not in condition:
         return answer
     away = (state[:, :, :1] - condition["first"]) / (timestep / 1000)[:, None, None, None, None]
-    return torch.cat([away.to(answer.dtype), answer[:, :, 1:]], 2)
+    return torch.cat([away, answer[:, :, 1:].to(away.dtype)], 2)
 
 
 def by_level(
