@@ -62,8 +62,7 @@ def evaluate(plan: EvaluationPlan, medium: Medium, params: Any, key: Key, device
         key: the same for every evaluation of a run, so that samples are comparable over time.
         device: where they are drawn.
     """
-    prompts = medium.prompts(plan.prompts, range(len(plan.prompts)), device)
-    found = medium.draw(params, prompts, key, plan.sampling, max_rows=plan.batch)
+    found = medium.draw(params, plan.prompts, key, plan.sampling, device=device, max_rows=plan.batch)
     samples = medium.shown(found)
     totals, parts = score(plan.rewards, plan.rows, samples, drawn=medium.tokens(found))
     means = {name: sum(values) / len(values) for name, values in parts.items()}

@@ -86,8 +86,10 @@ class Medium(Protocol):
         """What samples are drawn for, named by its rows."""
         ...
 
-    def draw(self, params: Any, prompts: Any, key: Any, spec: Any, *, max_rows: int) -> Any:
-        """One sample a prompt, for an evaluation; at most so many at once."""
+    def draw(
+        self, params: Any, prompts: Sequence[Any], key: Any, spec: Any, *, device: torch.device, max_rows: int
+    ) -> Any:
+        """One sample for each of all prompts of an evaluation; at most so many at once."""
         ...
 
     def shown(self, drawn: Any) -> list[Any]:

@@ -90,9 +90,11 @@ class Pictures:
         conditions = Conditions(positive=positive.to(device), negative=none.to(device))
         return FlowPrompts(conditions=conditions, ids=torch.tensor(ids).to(device))
 
-    def draw(self, params: Any, prompts: FlowPrompts, key: Key, spec: Denoising, *, max_rows: int) -> torch.Tensor:
+    def draw(
+        self, params: Any, prompts: Sequence[int], key: Key, spec: Denoising, *, device: torch.device, max_rows: int
+    ) -> torch.Tensor:
         """One latent a prompt, by the ODE."""
-        return self.drawing(params, prompts, key, spec, max_rows)
+        return self.drawing(params, self.prompts(prompts, range(len(prompts)), device), key, spec, max_rows)
 
     def shown(self, drawn: Trajectory | torch.Tensor) -> list[Picture]:
         """The picture of every latent, float32 [C, S, S]."""

@@ -105,9 +105,13 @@ class PromptedPictures:
         """What is asked for in some rows, and what is not."""
         return self._prompts([prompts[row] for row in rows], names_of(rows, len(prompts)), device)
 
-    def draw(self, params: Any, prompts: FlowPrompts, key: Key, spec: Denoising, *, max_rows: int) -> torch.Tensor:
-        """One latent a prompt, by the ODE."""
-        return self.drawing(params, prompts, key, spec, max_rows)
+    def draw(
+        self, params: Any, prompts: Sequence[Request], key: Key, spec: Denoising, *, device: torch.device, max_rows: int
+    ) -> torch.Tensor:
+        """One latent a prompt, by the ODE; no more conditions are on the device than are drawn for at once."""
+        places = range(len(prompts))
+        few = (self.prompts(prompts, places[start : start + max_rows], device) for start in places[::max_rows])
+        return torch.cat([self.drawing(params, asked, key, spec, max_rows) for asked in few])
 
     def shown(self, drawn: Trajectory | torch.Tensor) -> list[Picture]:
         """The picture of every latent, float32 [3, H, W], or the video [T, 3, H, W], from 0 to 1."""

@@ -83,9 +83,19 @@ class Text:
         """The prompts of some rows, padded."""
         return pad_prompts(prompts, rows, device)
 
-    def draw(self, params: Any, prompts: Prompts, key: Key, spec: Sampling, *, max_rows: int) -> Rollout:
+    def draw(
+        self,
+        params: Any,
+        prompts: Sequence[Sequence[int]],
+        key: Key,
+        spec: Sampling,
+        *,
+        device: torch.device,
+        max_rows: int,
+    ) -> Rollout:
         """One completion a prompt."""
-        return self.rollout(params, prompts, key, spec, max_rows=max_rows)
+        padded = self.prompts(prompts, range(len(prompts)), device)
+        return self.rollout(params, padded, key, spec, max_rows=max_rows)
 
     def shown(self, drawn: Rollout) -> list[str]:
         """The text of every completion."""

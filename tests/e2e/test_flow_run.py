@@ -78,9 +78,13 @@ def test_the_last_model_draws_the_last_pictures(whole: Path) -> None:
     state = initial_state(made)
     evaluation = made.evaluation
     assert evaluation is not None
-    prompts = made.medium.prompts(evaluation.prompts, range(12), made.device)
     drawn = made.medium.draw(
-        made.drawn_with(state.params), prompts, state.key.fold("evaluation"), evaluation.sampling, max_rows=5
+        made.drawn_with(state.params),
+        evaluation.prompts,
+        state.key.fold("evaluation"),
+        evaluation.sampling,
+        device=made.device,
+        max_rows=5,
     )
     contrasts = [picture.std() for picture in made.medium.shown(drawn)]
     last = tiny.lines(whole / "metrics.jsonl")[-1]

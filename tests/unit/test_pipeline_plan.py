@@ -21,8 +21,10 @@ from areno_fn.ckpt.pipeline import is_pipeline, open_pipeline
 from areno_fn.ckpt.pipeline_save import save_pipeline
 from areno_fn.contracts.components import Component, Located
 from areno_fn.contracts.errors import ArenoError, CheckpointError, ModelError
+from areno_fn.contracts.key import Key
 from areno_fn.contracts.media import InputMedia, InputRule
-from areno_fn.contracts.spec import HFModel, PipelineSpec, RunSpec, ScratchModel
+from areno_fn.contracts.spec import Denoising, HFModel, PipelineSpec, RunSpec, ScratchModel
+from areno_fn.engine.conditions import ConditionCache
 from areno_fn.engine.model import from_folder, plan_model
 from areno_fn.engine.plan import plan
 from areno_fn.engine.session import describe
@@ -414,3 +416,21 @@ def test_66_the_guide_shows_a_specification() -> None:
     found = msgspec.convert(tomllib.loads(block.split("```")[0]), RunSpec)
     assert found.model.pipeline == PipelineSpec(height=512, width=512, dtype="bfloat16")
     assert found.phases[0].algorithm.denoising.guidance == 4.5
+
+
+def test_an_evaluation_draws_the_same_however_much_is_drawn_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = plan(spec(folder, **GRPO))
+    medium, prompts, params = made.medium, made.phases[0].prompts, made.finetune.view(made.load(Key.of(0)))
+    asked: list[int] = []
+    stacked = ConditionCache.stacked
+    monkeypatch.setattr(ConditionCache, "stacked", lambda *a, **k: asked.append(len(a[1])) or stacked(*a, **k))
+
+    def drawn(most: int) -> torch.Tensor:
+        return medium.draw(params, prompts * 2, Key.of(1), Denoising(steps=2), device=made.device, max_rows=most)
+
+    whole, parts = drawn(8), drawn(3)
+    assert asked == [4, 3, 1]  # no more is on the device than is drawn for at once
+    assert whole.shape == parts.shape and torch.allclose(whole, parts, atol=1e-5)
+    assert not torch.equal(whole[0], whole[2])  # one request twice is drawn twice
