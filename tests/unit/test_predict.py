@@ -53,6 +53,16 @@ def test_by_hand() -> None:
     assert predict(CONFIG, AdamWSpec(), 256, micro_batches=3).total == full.total + 4 * NUMBERS
 
 
+def test_the_head_by_hand() -> None:
+    """16,384 rows of 151,936 logits in eight parts, and the gradient of the matrix in float32, 0.62 GB."""
+    large = attrs.evolve(CONFIG, vocab_size=151936, hidden_size=1024)
+    found = predict(large, AdamWSpec(), 16384, remat=1)
+    assert found.moment == "at the head"
+    total, rows, logits = 151936 * 1024 * 4, 16384 * 1024 * 2, 2048 * 151936 * 2
+    assert found.parts["head"] == total + rows + logits + 2048 * 1024 * 10
+    assert predict(CONFIG, AdamWSpec(), 256).parts.get("head", 0) < 256 * 1024 * 4 + 256 * 48 * 6 + 1024 * 48 * 2 + 1
+
+
 @pytest.mark.parametrize("remat", [False, True])
 def test_a_layer_keeps_what_it_is_said_to_keep(remat: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes that autograd saves of a layer, but for parameters and angles, which are there anyway."""
