@@ -145,7 +145,10 @@ def shot_of(row: Row, value: Any, type: MediaType) -> Shot:
     colours = numbers.ndim == len(_NUMBERS[type].split(",")) and (type == "audio" or numbers.shape[-3] == 3)
     if not colours:
         raise DataError(f"{row.where}: {type} must be {_legal(type)}, received the shape {list(numbers.shape)}")
-    checked = Media(type=type, data=numbers).data
+    try:
+        checked = Media(type=type, data=numbers).data
+    except DataError as error:
+        raise DataError(f"{row.where}: {error}") from error
     return Shot(type, row.where, checked, tuple(numbers.shape), hashlib.sha256(numbers.numpy().tobytes()).digest())
 
 
