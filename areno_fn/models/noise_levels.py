@@ -67,6 +67,10 @@ def unipc_levels(config: Mapping[str, Any]) -> NoiseLevels:
     fields.expect("num_train_timesteps", _TRAINED)
     fields.skip(_NOT_READ)
     fields.finish()
+    if not (config.get("use_flow_sigmas") and config.get("prediction_type")):
+        raise fields.error(
+            'use_flow_sigmas must be true and prediction_type "flow_prediction", which are not its defaults'
+        )
     return NoiseLevels(shift=shift, solver="unipc")
 
 
@@ -86,10 +90,11 @@ _UNIPC: dict[str, Any] = {
     "use_dynamic_shifting": False,
     "rescale_betas_zero_snr": False,
     "solver_p": None,
+    "disable_corrector": [],
     "shift_terminal": None,
 }
 _NOT_READ = (
     "beta_start", "beta_end", "beta_schedule", "trained_betas", "dynamic_thresholding_ratio", "sample_max_value",
-    "disable_corrector", "timestep_spacing", "steps_offset", "time_shift_type", "sigma_min", "sigma_max",
+    "timestep_spacing", "steps_offset", "time_shift_type", "sigma_min", "sigma_max",
 )  # fmt: skip
-"""Fields without a meaning where sigmas are those of flow matching; an empty `disable_corrector` disables nothing."""
+"""Fields without a meaning where sigmas are those of flow matching."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,10 +12,12 @@ import torch
 from flow_toys import PUBLISHED
 
 from areno_fn.contracts.errors import DataError, ModelError, SpecError
-from areno_fn.contracts.flow_adapter import Pipeline
+from areno_fn.contracts.flow_adapter import NoiseLevels, Pipeline
 from areno_fn.contracts.geometry import Size
 from areno_fn.contracts.media import Media, Request
 from areno_fn.contracts.pipeline_io import PipelineIOContract
+from areno_fn.models.flux2.adapter import levels_of
+from areno_fn.models.noise_levels import unipc_levels
 from areno_fn.models.pipelines import pipeline_family
 
 EIGHT = {"block_out_channels": [128, 256, 512, 512]}
@@ -49,7 +52,7 @@ SIZES = [
     ),
     (
         "Wan 2.2 5B", "WanPipeline", {"expand_timesteps": True, "vae": {"scale_factor_spatial": 16}},
-        Size(height=960, width=1664, frames=81), Size(height=704, width=1280, frames=121),
+        Size(height=480, width=832, frames=81), Size(height=704, width=1280, frames=121),
     ),
     (
         "LTX-2", "LTX2Pipeline", {},
@@ -175,3 +178,32 @@ def test_rows_of_one_batch_are_given_as_many_pictures_each() -> None:
     made.admit_together([two, two], "rows")
     with pytest.raises(DataError, match=r"rows: flux2 .*batching: it is 'uniform', received rows with 0 and with 2"):
         made.admit_together([two, none], "rows")
+
+
+UNIPC = {
+    "_class_name": "UniPCMultistepScheduler", "flow_shift": 5.0, "prediction_type": "flow_prediction",
+    "use_flow_sigmas": True, "solver_order": 2, "disable_corrector": [], "num_train_timesteps": 1000,
+}  # fmt: skip
+
+
+def test_the_scheduler_of_wan_is_read_strictly() -> None:
+    assert unipc_levels(UNIPC) == NoiseLevels(shift=5.0, solver="unipc")
+    for changed, words in (
+        ({"solver_order": 3}, "solver_order is 3"),
+        ({"prediction_type": "epsilon"}, "prediction_type is 'epsilon'"),
+        ({"disable_corrector": [0]}, r"disable_corrector is \[0\]"),
+        ({"momentum": 1}, "the field 'momentum' is unknown"),
+        ({"use_flow_sigmas": None}, "use_flow_sigmas must be true"),
+    ):
+        with pytest.raises(ModelError, match=words):
+            unipc_levels(UNIPC | changed)
+
+
+def test_the_shift_of_flux2_follows_tokens_and_steps() -> None:
+    from diffusers.pipelines.flux2.pipeline_flux2 import compute_empirical_mu
+
+    scheduler = {"_class_name": "FlowMatchEulerDiscreteScheduler", "use_dynamic_shifting": True}
+    for tokens in (256, 1024, 4096, 4301, 8192):
+        for steps in (4, 28, 50, 200):
+            expected = math.exp(compute_empirical_mu(tokens, steps))
+            assert levels_of(scheduler, tokens).shift_of(steps) == pytest.approx(expected, rel=1e-9)

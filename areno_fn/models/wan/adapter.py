@@ -59,14 +59,15 @@ def contract(pipeline: Pipeline) -> PipelineIOContract:
             f"a {pipeline.class_name} lays {expected} channels beside those of its videos and cuts frames into squares, but "
             f"its transformer takes {extra}, in patches of {config.patch_size}"
         )
-    usual = Size(height=60 * space, width=104 * space, frames=20 * time + 1)
+    multiple = space * config.patch_size[1]
+    usual = Size(height=480 // multiple * multiple, width=832 // multiple * multiple, frames=20 * time + 1)
     return PipelineIOContract(
         family="wan",
         inputs=_inputs(pipeline, config),
         inputs_like_output=shown or anew,
         initial="input" if anew else "noise",
         outputs=(Output(type="video", rate=24 if _first(pipeline) else RATE),),
-        geometry=Geometry(multiple=space * config.patch_size[1], frames_multiple=time, default=usual),
+        geometry=Geometry(multiple=multiple, frames_multiple=time, default=usual),
         components=_components(pipeline, config),
         preparer=("text_encoder", "tokenizer", *(("vae",) if shown else ()), *(_seers(config) if shown else ())),
         codec=("vae",),
