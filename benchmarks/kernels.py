@@ -22,16 +22,20 @@ import torch.nn.functional as F
 
 from areno_fn.kernels.attention import equal_documents, packed_attention, packed_layout
 from areno_fn.kernels.law import Case, Cases, cotangents_of
+from areno_fn.kernels.symmetric_product import symmetric_product
 
 KERNELS = (
     "rms_norm",
     "add_rms_norm",
     "gated_silu",
+    "gated_gelu",
     "rotary",
     "norm_rotary",
     "token_logp",
     "linear_token_logp",
+    "linear_token_loss",
 )
+PARTS = (*KERNELS, "attention", "symmetric_product")
 LARGE = Case(sizes=(16384, 1024, 151936), dtype=torch.bfloat16, variant="plain", magnitude=3.0)
 """What the head of a 0.6 B model has to do for 16,384 tokens."""
 
@@ -43,7 +47,7 @@ def main() -> None:
     parser.add_argument(
         "--record", help="measure nothing, and make what python -m areno_fn.kernels prints of such a file"
     )
-    parser.add_argument("--only", nargs="*", choices=(*KERNELS, "attention"), default=(*KERNELS, "attention"))
+    parser.add_argument("--only", nargs="*", choices=PARTS, default=PARTS)
     options = parser.parse_args()
     if options.record:
         with open(options.record) as file:
@@ -54,11 +58,14 @@ def main() -> None:
     print(f"copy {rates['copy'] / 1e9:.0f} GB/s, matmul {rates['matmul'] / 1e12:.0f} TFLOP/s", flush=True)
     lines = []
     for name in options.only:
-        lines += attention_lines() if name == "attention" else kernel_lines(name, rates)
-    if options.json:
-        with open(options.json, "w") as file:
-            device = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
-            json.dump({"device": device, "rates": rates, "lines": lines}, file, indent=1)
+        if name == "attention":
+            lines += [*attention_lines(), *bent_lines()]
+        else:
+            lines += symmetric_lines() if name == "symmetric_product" else kernel_lines(name, rates)
+        if options.json:
+            with open(options.json, "w") as file:
+                device = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+                json.dump({"device": device, "rates": rates, "lines": lines}, file, indent=1)
 
 
 def record(found: dict[str, Any]) -> None:
@@ -91,7 +98,7 @@ def _sentence(line: dict[str, Any]) -> tuple[str, str]:
 def kernel_lines(name: str, rates: dict[str, float]) -> list[dict[str, Any]]:
     """Every hot case of a kernel."""
     cases: Cases = importlib.import_module(f"areno_fn.kernels.{name}.cases").CASES
-    extra = (LARGE,) if name == "linear_token_logp" else ()
+    extra = (LARGE,) if "linear" in name else ()
     lines = []
     for case in (*cases.hot, *extra):
         arguments = cases.build(case, "cuda")
@@ -146,6 +153,46 @@ def attention_lines() -> list[dict[str, Any]]:
 
         lines.append(line(f"attention {label}", ours, flops=flops))
         lines.append(line(f"  torch's default, {'a view' if even else 'padded'}", padded, flops=flops))
+    return lines
+
+
+def bent_lines() -> list[dict[str, Any]]:
+    """Forward and backward with windows and soft caps; only pairs that are seen count."""
+    cases: Cases = importlib.import_module("areno_fn.kernels.attention.cases").CASES
+    lines = []
+    for case in cases.hot:
+        arguments = cases.build(case, "cuda")
+        (dout,) = cotangents_of(cases, case, arguments)
+        q, k, v, *rest = arguments.positional
+        sides = tuple(x.requires_grad_() for x in (q, k, v))
+
+        def run(sides: Any = sides, rest: Any = rest, dout: Any = dout, keywords: Any = arguments.keywords) -> None:
+            torch.autograd.grad(packed_attention(*sides, *rest, **keywords), sides, dout)
+
+        flops = cases.forward_floor(case).flops + cases.backward_floor(case).flops
+        label = f"attention {'x'.join(map(str, case.sizes))} {case.variant}".strip()
+        lines.append(line(label, run, flops=flops))
+    return lines
+
+
+def symmetric_lines() -> list[dict[str, Any]]:
+    """A product of a matrix and its transpose against all of it by cuBLAS; operations are those of all of it."""
+    cases: Any = importlib.import_module("areno_fn.kernels.symmetric_product.cases")
+    lines = []
+    for case in cases.HOT:
+        (a, *c), keywords = cases.build(case, "cuda")
+        count, size, width = case.sizes
+        label = f"symmetric_product {'x'.join(map(str, case.sizes))} {case.variant}"
+        flops = 2 * count * size * size * width
+        lines.append(line(label, lambda a=a, c=c, k=keywords: symmetric_product(a, *c, **k), flops=flops))
+
+        def whole(a: Any = a, c: Any = c, keywords: Any = keywords) -> None:
+            if c:
+                torch.baddbmm(c[0], a, a.mT, alpha=keywords["alpha"], beta=keywords["beta"])
+            else:
+                torch.bmm(a, a.mT)
+
+        lines.append(line("  cuBLAS", whole, flops=flops))
     return lines
 
 

@@ -97,5 +97,5 @@ def test_attention_refuses_what_does_not_fit() -> None:
     ):
         with pytest.raises(KernelError, match=r"paged_attention: q must be \[B, H, head_dim\]"):
             paged_attention(*wrong, 1.0)
-    with pytest.raises(KernelError, match="the window not negative"):
+    with pytest.raises(KernelError, match="neither the window nor the soft cap negative"):
         paged_attention(q, keys, keys, TABLE, lengths, 1.0, window=-1)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from areno_fn.kernels.attention.fused import forms, fused_attention, takes
 from areno_fn.kernels.attention.layout import PackedLayout, equal_documents, packed_layout
 from areno_fn.kernels.attention.places import key_places, padded
-from areno_fn.kernels.attention.reference import attend
+from areno_fn.kernels.attention.reference import attend, attend_cached
 from areno_fn.kernels.backend import require
 from areno_fn.kernels.linear import FEW
 
@@ -77,7 +77,13 @@ def packed_attention(
 
 
 def cached_attention(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor, scale: float
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    lengths: torch.Tensor,
+    scale: float,
+    *,
+    soft_cap: float = 0.0,
 ) -> torch.Tensor:
     """One query a row attends to the first `lengths` places of the row's cache.
 
@@ -88,6 +94,7 @@ def cached_attention(
         values: like `keys`.
         lengths: int64 [B], from 1 to S.
         scale: factor of the scores.
+        soft_cap: what the absolute value of a score stays below; 0 for none.
 
     Returns:
         [B, H, head_dim] in the dtype of `q`.
@@ -107,5 +114,8 @@ def cached_attention(
     # the heads that share a key head stand in the place of query positions, so that no key is repeated
     grouped = padded(q.view(batch, kv_heads, group, head_dim), group if q.is_cuda else max(group, FEW))
     keys, values = (padded(x.transpose(1, 2), places) for x in (keys, values))
+    if soft_cap:
+        out = attend_cached(grouped, keys, values, seen, scale, soft_cap)
+        return out[:, :, :group].reshape(batch, heads, head_dim)
     out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=seen[:, None, None, :], scale=scale)
     return out[:, :, :group].reshape(batch, heads, head_dim)

@@ -30,3 +30,13 @@ def attend(
     weights = scores.masked_fill(~seen, -torch.inf).softmax(-1).to(q.dtype).to(wide)
     mixed = torch.einsum("bkgij,bkjd->bkgid", weights, values).flatten(1, 2)
     return layout.unpad(mixed.transpose(1, 2)).to(q.dtype)
+
+
+def attend_cached(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, seen: torch.Tensor, scale: float, soft_cap: float
+) -> torch.Tensor:
+    """What heads [B, K, G, head_dim] read of caches [B, K, S, head_dim] at the places that are seen, bool [B, S]."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    scores = soft_cap * torch.tanh(q.to(wide) @ keys.to(wide).mT * (scale / soft_cap))
+    weights = scores.masked_fill(~seen[:, None, None, :], -torch.inf).softmax(-1).to(q.dtype).to(wide)
+    return (weights @ values.to(wide)).to(q.dtype)

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from areno_fn.kernels.launch import on_device_of
+from areno_fn.kernels.launch import on_device_of, tanh
 
 _LEAST = 16  # what a product on tensor cores takes
 
@@ -126,20 +126,12 @@ def _tile(ptr, row, column, end, D, row_stride, column_stride, EXACT: tl.constex
 
 
 @triton.jit
-def _tanh(x):
-    """The hyperbolic tangent: a series where the difference of exponentials would cancel."""
-    square = x * x
-    series = x * (1 - square * (1 / 3 - square * (2 / 15 - square * (17 / 315))))
-    return tl.where(square < 0.04, series, 1 - 2 / (1 + tl.exp(2 * x)))
-
-
-@triton.jit
 def _score(q, k, query, key, end, scale, window, cap, WINDOWED: tl.constexpr, CAPPED: tl.constexpr):
     """Scores of queries and keys, -inf where a key is not seen, and the slope of the cap."""
     score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     slope = 1.0
     if CAPPED:
-        bent = _tanh(score / cap)
+        bent = tanh(score / cap)
         slope = 1 - bent * bent
         score = cap * bent
     seen = (query[:, None] >= key[None, :]) & (key < end)[None, :]

@@ -21,13 +21,14 @@ def paged_attention(
     scale: float,
     *,
     window: int = 0,
+    soft_cap: float = 0.0,
     longest: int | None = None,
 ) -> torch.Tensor:
     """Softmax attention of one query a row over the row's own places, found through a table of pages.
 
-    `o = sum_j p_j v_j` with `p = softmax_j(scale * q . k_j)` over the last `window` of the places j < length (all when
-    it is 0); place j of row b is `keys[table[b, j // size], j % size]`. Head h of q reads head h // (H / K). There is
-    no gradient.
+    `o = sum_j p_j v_j` with `p = softmax_j(s_j)` over the last `window` of the places j < length (all when it is 0), and
+    `s_j = scale * q . k_j`, or `cap * tanh(scale * q . k_j / cap)` with a soft cap, as in `packed_attention`; place j of
+    row b is `keys[table[b, j // size], j % size]`. Head h of q reads head h // (H / K). There is no gradient.
 
     Args:
         q: [B, H, head_dim], floating.
@@ -38,6 +39,7 @@ def paged_attention(
         lengths: int64 [B], from 1 to W * size.
         scale: factor of the scores.
         window: how many places are seen, the row's last one included; 0 for all.
+        soft_cap: what the absolute value of a score stays below; 0 for none.
         longest: the largest length or more, where it is known, so that no more of the table is looked at.
 
     Returns:
@@ -51,16 +53,17 @@ def paged_attention(
     """
     fits = q.ndim == 3 and keys.ndim == 4 and keys.shape == values.shape and keys.shape[3] == q.shape[2]
     fits = fits and keys.shape[2] > 0 and q.shape[1] % keys.shape[2] == 0 and q.dtype == keys.dtype == values.dtype
-    fits = fits and table.ndim == 2 and table.shape[0] == q.shape[0] and lengths.shape == q.shape[:1] and window >= 0
+    fits = fits and table.ndim == 2 and table.shape[0] == q.shape[0] and lengths.shape == q.shape[:1]
+    fits = fits and window >= 0 and soft_cap >= 0
     fits = fits and table.dtype == lengths.dtype == torch.int64 and q.is_floating_point()
     wanted = (
         "q must be [B, H, head_dim], keys and values [P, size, K, head_dim] of the same dtype with H a multiple of K, "
-        "table int64 [B, W], lengths int64 [B], and the window not negative"
+        "table int64 [B, W], lengths int64 [B], and neither the window nor the soft cap negative"
     )
     require(fits, "paged_attention", wanted, q, keys, values, table, lengths)
     places = table.shape[1] * keys.shape[1]
     out: torch.Tensor = _attend(
-        q, keys, values, table, lengths, scale, window, places if longest is None else min(longest, places)
+        q, keys, values, table, lengths, scale, window, places if longest is None else min(longest, places), soft_cap
     )
     return out
 
@@ -95,7 +98,8 @@ def write_pages(
 _attend = implementation(
     "paged_attention",
     "forward",
-    "(Tensor q, Tensor keys, Tensor values, Tensor table, Tensor lengths, float scale, int window, int longest) -> Tensor",
+    "(Tensor q, Tensor keys, Tensor values, Tensor table, Tensor lengths, float scale, int window, int longest, "
+    "float soft_cap=0.0) -> Tensor",
     reference.forward,
-    lambda q, keys, values, table, lengths, scale, window, longest: q.new_empty(q.shape),
+    lambda q, keys, values, table, lengths, scale, window, longest, soft_cap=0.0: q.new_empty(q.shape),
 )

@@ -1,4 +1,7 @@
-"""Cases of `paged_attention`. Sizes are (B, H, K, head_dim, page size, W, longest); the variant is the window."""
+"""Cases of `paged_attention`. Sizes are (B, H, K, head_dim, page size, W, longest).
+
+The variant is the window, a soft cap, or both: `7`, `cap 3`, `7 cap 3`.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,14 @@ def build(case: Case, device: torch.device | str) -> tuple[tuple[Any, ...], dict
         used[table[row, places // page_size], places % page_size] = True
     for cache in (keys, values):
         cache[~used.to(cache.device)] = 1e4
-    keywords = {"window": int(case.variant or 0), "longest": longest}
+    keywords = {**bounds(case), "longest": longest}
     return (q, keys, values, table.to(device), lengths.to(device), size**-0.5), keywords
+
+
+def bounds(case: Case) -> dict[str, Any]:
+    """The keywords that the variant names."""
+    window, _, cap = case.variant.partition("cap")
+    return {"window": int(window or 0), "soft_cap": float(cap or 0)}
 
 
 def oracle(
@@ -44,6 +53,7 @@ def oracle(
     scale: float,
     window: int,
     longest: int,
+    soft_cap: float = 0.0,
 ) -> torch.Tensor:
     """The formula, row by row and head by head, in float64."""
     del longest
@@ -55,14 +65,17 @@ def oracle(
         page, within = table[row, places // size], places % size
         for head in range(q.shape[1]):
             k, v = (x[page, within, head // group].double() for x in (keys, values))
-            out[row, head] = (k @ q[row, head].double() * scale).softmax(0) @ v
+            score = k @ q[row, head].double() * scale
+            score = soft_cap * torch.tanh(score / soft_cap) if soft_cap else score
+            out[row, head] = score.softmax(0) @ v
     return out
 
 
 def floor(case: Case, lengths: torch.Tensor) -> Floor:
     """Reads the keys and values that are seen, the queries, the table; writes the result."""
     batch, heads, kv_heads, size, *_ = case.sizes
-    seen = int((lengths.clamp_max(int(case.variant)) if case.variant else lengths).sum())
+    window = bounds(case)["window"]
+    seen = int((lengths.clamp_max(window) if window else lengths).sum())
     moved = (2 * seen * kv_heads * size + 2 * batch * heads * size) * case.dtype.itemsize
     return Floor(bytes=moved, flops=4 * seen * heads * size)
 
@@ -79,7 +92,7 @@ def cases(draw: Any) -> Case:
         dtype=draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16])),
         strided=draw(st.booleans()),
         magnitude=draw(st.sampled_from([1.0, 1e-2, 20.0])),
-        variant=draw(st.sampled_from(["", "", "1", "7", "100"])),
+        variant=draw(st.sampled_from(["", "", "1", "7", "100", "cap 2", "7 cap 0.5", "cap 50"])),
         seed=draw(st.integers(0, 9)),
     )
 
@@ -91,6 +104,7 @@ WIDE = tuple(
         (64, 1, torch.float32, ""),
         (128, 2, torch.bfloat16, ""),
         (256, 3, torch.float32, "100"),
+        (128, 2, torch.bfloat16, "100 cap 5"),
         (96, 17, torch.bfloat16, ""),
     )
 )

@@ -19,6 +19,7 @@ def forward(
     scale: float,
     window: int,
     longest: int,
+    soft_cap: float = 0.0,
 ) -> torch.Tensor:
     """The attended values [B, H, head_dim]."""
     size, room = keys.shape[1], table.shape[1] * keys.shape[1]
@@ -34,7 +35,7 @@ def forward(
         seen = lengths.clamp_max(span)
     flat = table.gather(1, places // size) * size + places % size
     row_keys, row_values = (x.flatten(0, 1)[flat] for x in (keys, values))
-    return cached_attention(q, row_keys, row_values, seen, scale).contiguous()
+    return cached_attention(q, row_keys, row_values, seen, scale, soft_cap=soft_cap).contiguous()
 
 
 def write(k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, places: torch.Tensor) -> None:

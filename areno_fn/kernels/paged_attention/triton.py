@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from areno_fn.kernels.backend import require
-from areno_fn.kernels.launch import ROUNDING, on_device_of
+from areno_fn.kernels.launch import ROUNDING, on_device_of, tanh
 
 PROGRAMS = 1024
 """Programs that keep the largest chip busy."""
@@ -34,6 +34,7 @@ def forward(
     scale: float,
     window: int,
     longest: int,
+    soft_cap: float = 0.0,
 ) -> torch.Tensor:
     """The attended values [B, H, head_dim], contiguous."""
     require(q.dtype != torch.float64, "paged_attention", "on the GPU queries must be float32, bfloat16 or float16", q)
@@ -51,10 +52,11 @@ def forward(
     warps = min(8, max(1, rows * columns // _HELD) * (1 if q.dtype.itemsize == 2 else 4))
     with on_device_of(q):
         _part_kernel[(kv_heads, batch, parts)](
-            q, keys, values, table, lengths, out, partial, peak, total, scale * _LOG2_E, window, size,
+            q, keys, values, table, lengths, out, partial, peak, total, scale * _LOG2_E, window,
+            soft_cap * _LOG2_E, size,
             *q.stride(), *_outer(keys), *_outer(values), *table.stride(), lengths.stride(0), parts,
             K_S=keys.stride(1), V_S=values.stride(1), GROUP=group, HEADS=rows, COLUMNS=columns, PLACES=PLACES,
-            PAGE=page_size, WHOLE=parts == 1, WITHIN=window == 0 and page_size % PLACES == 0, NARROW=q.is_cuda,
+            PAGE=page_size, WHOLE=parts == 1, CAPPED=soft_cap > 0, WITHIN=window == 0 and page_size % PLACES == 0, NARROW=q.is_cuda,
             num_warps=warps, num_stages=STAGES,
         )  # fmt: skip
         if parts > 1:
@@ -102,10 +104,10 @@ def _write_kernel(
 
 @triton.jit
 def _part_kernel(
-    q_ptr, k_ptr, v_ptr, table_ptr, length_ptr, out_ptr, partial_ptr, peak_ptr, total_ptr, scale, window, D,
+    q_ptr, k_ptr, v_ptr, table_ptr, length_ptr, out_ptr, partial_ptr, peak_ptr, total_ptr, scale, window, cap, D,
     q_b, q_h, q_d, k_p, k_h, k_d, v_p, v_h, v_d, table_b, table_w, length_b, parts, K_S: tl.constexpr, V_S: tl.constexpr,
     GROUP: tl.constexpr, HEADS: tl.constexpr, COLUMNS: tl.constexpr, PLACES: tl.constexpr, PAGE: tl.constexpr, WHOLE: tl.constexpr,
-    WITHIN: tl.constexpr, NARROW: tl.constexpr,
+    CAPPED: tl.constexpr, WITHIN: tl.constexpr, NARROW: tl.constexpr,
 ):  # fmt: skip
     kv_head = tl.program_id(0).to(tl.int64)
     row = tl.program_id(1).to(tl.int64)
@@ -141,6 +143,8 @@ def _part_kernel(
         k_at = k_ptr + page * k_p + kv_head * k_h + (within * K_S)[:, None] + column[None, :] * k_d
         k = tl.load(k_at, mask=seen, other=0.0)
         score = tl.dot(q.to(EXACT), tl.trans(k.to(EXACT)), input_precision="ieee") * scale
+        if CAPPED:
+            score = cap * tanh(score / cap)
         score = tl.where(inside[None, :], score, -float("inf"))
         larger = tl.maximum(peak, tl.max(score, axis=1))
         weight = tl.exp2(score - larger[:, None])
