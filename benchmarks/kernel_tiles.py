@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import itertools
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -85,7 +84,7 @@ def _head(rates: tuple[float, float], until: float) -> None:
 
             show(f"into hidden, cut in {parts}", into_hidden, product)
         show("into hidden, bf16", lambda a=a: torch.mm(a, weight), product)
-        show("into weight, float32", lambda a=a, t=total, p=part: triton_part.add_product(t, a.t(), p), product)
+        show("into weight, float32", lambda a=a, t=total, p=part: triton_part.put_product(t, a.t(), p, True), product)
         show("into weight, bf16", lambda a=a, t=narrow, p=part: t.addmm_(a.t(), p), product)
         torch.mm(part, weight.t(), out=a)
         kept = a.clone()
@@ -93,9 +92,8 @@ def _head(rates: tuple[float, float], until: float) -> None:
         moved = 2 * a.nbytes / rates[0]
         show("a copy of the logits", lambda a=a, k=kept: a.copy_(k), moved)
         for step in (
-            Steps(8192, 8, 1, 8), Steps(8192, 8, 1, 16), Steps(8192, 8, 3, 8), Steps(8192, 8, 3, 16), Steps(8192, 8, 2, 16),
-            Steps(16384, 16, 1, 16), Steps(16384, 16, 2, 16), Steps(8192, 16, 3, 16), Steps(8192, 16, 3, 32),
-            Steps(4096, 8, 4, 16), Steps(4096, 8, 4, 32), Steps(8192, 8, 3, 32),
+            Steps(8192, 16, 3, 16), Steps(8192, 16, 3, 32), Steps(16384, 32, 2, 32), Steps(16384, 32, 3, 32),
+            Steps(8192, 8, 3, 16), Steps(4096, 8, 4, 32), Steps(8192, 32, 4, 32), Steps(4096, 16, 4, 32),
         ):  # fmt: skip
             triton_part.walk = lambda size, step=step: step
             turn = lambda a=a, t=targets[:rows], p=logp, e=entropy: triton_part.turn(a, t, p, e, 1.0)  # noqa: E731
@@ -260,50 +258,60 @@ _TILES = [(1024, 1), (1024, 2), (1024, 4), (2048, 2), (2048, 4), (4096, 4), (409
 
 def _rms_norm(rates: tuple[float, float], until: float) -> None:
     _forward_tiles("rms_norm", rates, until, _TILES, 0)
-    wide = [
-        Steps(r, w, s, h)
-        for (r, w), s, h in itertools.product(((1, 2), (1, 4), (2, 4), (2, 8), (4, 8)), (1, 2, 3), (32,))
+    steps = [
+        Steps(4, 8, 3, 64),
+        Steps(4, 8, 4, 32),
+        Steps(4, 8, 2, 32),
+        Steps(8, 16, 3, 32),
+        Steps(2, 4, 3, 16),
+        Steps(4, 16, 3, 32),
     ]
-    wide += [
-        Steps(1, 4, 2, 48),
-        Steps(1, 4, 3, 64),
-        Steps(2, 4, 2, 16),
-        Steps(4, 8, 2, 16),
-        Steps(4, 4, 2, 16),
-        Steps(8, 8, 2, 16),
-        Steps(1, 4, 4, 32),
-    ]
-    _backward_walks("rms_norm", rates, until, wide, 0)
+    _backward_walks("rms_norm", rates, until, steps, 0)
 
 
 def _rms_heads(rates: tuple[float, float], until: float) -> None:
-    _forward_tiles("rms_norm", rates, until, [(1024, 1), (2048, 2), (2048, 4), (4096, 4), (4096, 8)], 1)
-    heads = [
-        Steps(r, w, s, h) for (r, w), s, h in itertools.product(((8, 2), (8, 4), (16, 4), (32, 8)), (1, 2, 3), (32,))
-    ]
-    _backward_walks("rms_norm", rates, until, heads, 1)
+    _forward_tiles("rms_norm", rates, until, [(1024, 1), (2048, 4), (4096, 4)], 1)
+    steps = [Steps(8, 4, 3, 64), Steps(8, 4, 1, 64), Steps(8, 4, 1, 32), Steps(16, 8, 3, 32), Steps(16, 4, 2, 16)]
+    _backward_walks("rms_norm", rates, until, steps, 1)
 
 
 def _add_rms_norm(rates: tuple[float, float], until: float) -> None:
     steps = [
-        Steps(r, w, s, h)
-        for (r, w), s, h in itertools.product(((1, 2), (1, 4), (2, 4), (2, 8), (4, 8)), (1, 2, 3), (32,))
+        Steps(2, 4, 3, 16),
+        Steps(4, 8, 2, 16),
+        Steps(2, 4, 2, 8),
+        Steps(2, 4, 2, 32),
+        Steps(4, 8, 2, 32),
+        Steps(1, 2, 2, 16),
     ]
     for which in (0, 1):
-        _forward_tiles("add_rms_norm", rates, until, _TILES[:7], which)
-        _backward_walks("add_rms_norm", rates, until, [*steps, Steps(1, 4, 2, 48), Steps(2, 4, 2, 16)], which)
+        _backward_walks("add_rms_norm", rates, until, steps, which)
 
 
 def _norm_rotary(rates: tuple[float, float], until: float) -> None:
     module = importlib.import_module("areno_fn.kernels.norm_rotary.triton")
     cases: Cases = importlib.import_module("areno_fn.kernels.norm_rotary.cases").CASES
     steps = [
-        Steps(r, w, s, h)
-        for (r, w), s, h in itertools.product(((8, 1), (8, 2), (8, 4), (4, 1), (4, 2), (2, 1)), (1, 2), (32, 48))
+        Steps(8, 4, 1, 64),
+        Steps(8, 4, 1, 96),
+        Steps(8, 4, 1, 192),
+        Steps(8, 4, 1, 384),
+        Steps(4, 2, 1, 96),
+        Steps(8, 2, 1, 96),
     ]
-    for side in ("forward", "backward"):
+    for side in ("backward", "forward"):
         variants = [_Variant("as it is", module, {})]
         variants += [_Variant(str(tuple(s)), module, {"walk": lambda *a, s=s, **k: s}) for s in steps]
+        _measure(cases, cases.hot[0], variants, rates, until, side)
+
+
+def _gated(rates: tuple[float, float], until: float) -> None:
+    cases: Cases = importlib.import_module("areno_fn.kernels.gated_silu.cases").CASES
+    for side in ("forward", "backward"):
+        variants = [_Variant("as it is", gates, {})]
+        variants += [
+            _Variant(str(c), gates, {"block": lambda size, c=c: c}) for c in ((2048, 8), (4096, 16), (8192, 16))
+        ]
         _measure(cases, cases.hot[0], variants, rates, until, side)
 
 
@@ -332,15 +340,6 @@ def _attention_blocks(
         variants = [_Variant("as it is", module, {})]
         variants += [_Variant(str(c), module, {f"{side}_blocks": lambda *a, c=c: module.Blocks(*c)}) for c in choices]
         _measure(cases, cases.hot[which], variants, rates, until, side)
-
-
-def _gated(rates: tuple[float, float], until: float) -> None:
-    cases: Cases = importlib.import_module("areno_fn.kernels.gated_silu.cases").CASES
-    choices = ((512, 1), (512, 2), (1024, 1), (1024, 2), (1024, 4), (2048, 4), (2048, 8), (4096, 8))
-    for side in ("forward", "backward"):
-        variants = [_Variant("as it is", gates, {})]
-        variants += [_Variant(str(c), gates, {"block": lambda size, c=c: c}) for c in choices]
-        _measure(cases, cases.hot[0], variants, rates, until, side)
 
 
 if __name__ == "__main__":
