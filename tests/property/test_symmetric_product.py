@@ -13,7 +13,7 @@ from areno_fn.contracts.errors import KernelError
 from areno_fn.kernels.backend import BACKENDS
 from areno_fn.kernels.law import Case
 from areno_fn.kernels.symmetric_product import cases, symmetric_product
-from areno_fn.steps.optimizers.orthogonal import orthogonal
+from areno_fn.steps.optimizers.orthogonal import orthogonal, orthogonal_each
 
 MODES = [
     "reference",
@@ -79,3 +79,22 @@ def test_what_does_not_fit_is_refused() -> None:
         symmetric_product(torch.ones(3))
     with pytest.raises(KernelError, match=r"received float32 \[2, 3\], float32 \[3, 3\]"):
         symmetric_product(torch.ones(2, 3), torch.ones(3, 3))
+
+
+def test_a_stack_has_the_factors_of_its_matrices() -> None:
+    """As a GPU takes them: matrices of one shape at once, in the order in which they were given."""
+    case = Case(sizes=(1,), dtype=torch.float32)
+    shapes = ((12, 20), (20, 12), (12, 20), (8, 8), (20, 12))
+    matrices = [case.normal(f"m{i}", *shape, device="cpu") for i, shape in enumerate(shapes)]
+    alone = [orthogonal(matrix, dtype=torch.float32) for matrix in matrices]
+    together = orthogonal_each([matrix.as_subclass(_Elsewhere) for matrix in matrices], dtype=torch.float32)
+    for got, want in zip(together, alone, strict=True):
+        torch.testing.assert_close(got.as_subclass(torch.Tensor), want, rtol=1e-4, atol=1e-5)
+
+
+class _Elsewhere(torch.Tensor):
+    """A tensor that says it lies on a GPU."""
+
+    @property
+    def is_cuda(self) -> bool:
+        return True

@@ -14,7 +14,7 @@ from areno_fn.contracts.record import record, shown
 from areno_fn.contracts.spec import MuonSpec
 from areno_fn.steps.optimizers.adam import scale_by_adam
 from areno_fn.steps.optimizers.groups import assembled, labels_of, settings
-from areno_fn.steps.optimizers.orthogonal import COEFFICIENTS, Placements, blocks, joined, orthogonal
+from areno_fn.steps.optimizers.orthogonal import COEFFICIENTS, Placements, blocks, joined, orthogonal_each
 
 Adjust = Literal["original", "match_rms_adamw", "none"]
 
@@ -67,13 +67,13 @@ def scale_by_muon(
         gradient = tree.leaves(updates)
         mean = torch._foreach_lerp(tree.leaves(state.momentum), gradient, 1 - momentum)
         ahead = torch._foreach_lerp(gradient, mean, momentum) if nesterov else mean
-        moves = []
-        for (path, _), leaf in zip(tree.leaves_with_path(params), ahead, strict=True):
-            parts = [
-                orthogonal(part, iterations, coefficients, eps, dtype).to(leaf.dtype) * _scale(part, adjust)
-                for part in blocks(leaf, fused.get(path))
-            ]
-            moves.append(joined(parts, fused.get(path)))
+        paths = [path for path, _ in tree.leaves_with_path(params)]
+        parts = [blocks(leaf, fused.get(path)) for path, leaf in zip(paths, ahead, strict=True)]
+        found = iter(orthogonal_each([part for leaf in parts for part in leaf], iterations, coefficients, eps, dtype))
+        moves = [
+            joined([next(found).to(part.dtype) * _scale(part, adjust) for part in leaf], fused.get(path))
+            for path, leaf in zip(paths, parts, strict=True)
+        ]
         return tree.unflatten(updates, moves), ScaleByMuonState(momentum=tree.unflatten(state.momentum, mean))
 
     return Transform(init=init, update=update)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -47,6 +48,28 @@ def orthogonal(
         odd = symmetric_product(gram, gram, alpha=c, beta=b)
         x = torch.addmm(x, odd, x, beta=a) if x.ndim == 2 else torch.baddbmm(x, odd, x, beta=a)
     return x.mT if tall else x
+
+
+def orthogonal_each(
+    matrices: Sequence[torch.Tensor],
+    iterations: int = 5,
+    coefficients: tuple[float, float, float] = COEFFICIENTS,
+    eps: float = 1e-7,
+    dtype: torch.dtype = torch.bfloat16,
+) -> list[torch.Tensor]:
+    """`orthogonal` of every matrix; on a GPU those of one shape together, because one alone does not keep it busy."""
+    found: list[torch.Tensor] = [torch.empty(0)] * len(matrices)
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    for i, matrix in enumerate(matrices):
+        alike.setdefault((matrix.shape, matrix.device) if matrix.is_cuda and matrix.ndim == 2 else (i,), []).append(i)
+    for places in alike.values():
+        if len(places) == 1:
+            found[places[0]] = orthogonal(matrices[places[0]], iterations, coefficients, eps, dtype)
+            continue
+        stack = torch.stack([matrices[i].to(dtype) for i in places])
+        for i, made in zip(places, orthogonal(stack, iterations, coefficients, eps, dtype).unbind(0), strict=True):
+            found[i] = made
+    return found
 
 
 def blocks(leaf: torch.Tensor, placement: Placement | None) -> list[torch.Tensor]:
