@@ -15,7 +15,7 @@ from areno_fn.contracts.spec import RunSpec
 from areno_fn.engine.model import ModelPlan
 
 _LOW = (torch.bfloat16, torch.float16)
-_WIDEST, _EVEN = 256, 8
+_WIDEST, _EVEN = 128, 8
 _COMPARED = (9, 0)
 """The GPUs whose tensor cores were seen to add up alike with one row and with many."""
 

@@ -61,7 +61,7 @@ def require_ordered(x: torch.Tensor, by: Primitives) -> None:
     """
     if x.is_cuda and by is not ORDINARY:
         raise ModelError(
-            "consistency 'bitwise' is for parameters in bfloat16 or float16, heads of at most 256 channels in eights, and "
+            "consistency 'bitwise' is for parameters in bfloat16 or float16, heads of at most 128 channels in eights, and "
             f"no traced graph, received {str(x.dtype).removeprefix('torch.')} {list(x.shape)}"
         )
 

@@ -96,7 +96,7 @@ def test_the_cpu_a_chip_a_dtype_a_family_and_a_head_are_refused_in_words(monkeyp
     wide = from_scratch(starters.quickstart().model)  # type: ignore[arg-type]
     with pytest.raises(SpecError, match="but the model's are float32; set model.dtype = 'bfloat16'"):
         consistent(asked(), wide, CUDA)
-    with pytest.raises(SpecError, match="heads of at most 256 channels in eights, but the model's have 12"):
+    with pytest.raises(SpecError, match="heads of at most 128 channels in eights, but the model's have 12"):
         consistent(asked(), planned(head_dim=12), CUDA)
     with pytest.raises(SpecError, match="qwen3 has ordinary kernels only"):
         consistent(asked(), attrs.evolve(planned(), policy=Bigram()), CUDA)

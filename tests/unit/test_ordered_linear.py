@@ -33,17 +33,17 @@ def test_every_tile_makes_every_element(shape: tuple[int, int, int]) -> None:
         whole_numbers(*size, seed=i) for i, size in enumerate(((count, depth), (columns, depth), (columns,)))
     )
     want = x.double() @ weight.double().t() + bias.double()
-    for tile in (*triton.SMALL, triton.LARGE):
+    for tile in (*(tile for _, tile in triton.TILES), triton.LARGE):
         out = torch.full((count, columns), torch.nan, dtype=torch.float32)
         assert torch.equal(triton.multiply(x, weight, bias, out, tile).double(), want), tile
 
 
 def test_tiles_grow_with_the_result_and_all_have_the_rows_of_a_warp_group() -> None:
-    from areno_fn.kernels.ordered_linear.triton import LARGE, SMALL, tile_of
+    from areno_fn.kernels.ordered_linear.triton import LARGE, TILES, tile_of
 
-    assert all(tile.rows % 64 == 0 for tile in (*SMALL, LARGE))
-    assert tile_of(16384, 1024) == tile_of(256, 151936) == LARGE
-    assert tile_of(256, 4096).columns >= tile_of(256, 1024).columns >= tile_of(1, 1024).columns == SMALL[-1].columns
+    assert all(tile.rows % 64 == 0 for tile in (*(tile for _, tile in TILES), LARGE))
+    sizes = [tile.rows * tile.columns for tile in map(tile_of, (1, 64, 65, 512, 513, 16384))]
+    assert sizes == sorted(sizes) and tile_of(16384) == LARGE != tile_of(1)
 
 
 def test_rows_are_what_they_are_alone_also_through_adapters(monkeypatch: pytest.MonkeyPatch) -> None:

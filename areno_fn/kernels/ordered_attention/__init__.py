@@ -24,7 +24,7 @@ def packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: PackedLayo
     Differentiable in q, k and v, once; the backward is that of `fused`, whose bits depend on the packing.
 
     Args:
-        q: [N, H, head_dim]; on the GPU bfloat16 or float16, with heads that `fused` takes.
+        q: [N, H, head_dim]; on the GPU bfloat16 or float16, with heads of at most 128 channels in eights.
         k: [N, K, head_dim], with H a multiple of K.
         v: like `k`.
         layout: where the documents are.
@@ -67,7 +67,7 @@ def over_pages(
     of the last token of a packed document with the same queries, keys and values. A few long rows keep few programs busy.
 
     Args:
-        q: [B, H, head_dim]; on the GPU bfloat16 or float16.
+        q: [B, H, head_dim]; on the GPU as for `packed`.
         keys: [P, size, K, head_dim], with H a multiple of K.
         values: like `keys`.
         table: int64 [B, W].

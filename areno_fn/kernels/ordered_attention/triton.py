@@ -21,10 +21,11 @@ PLACES = 64
 """Keys of a block."""
 QUERIES, WARPS, STAGES, LAST = 128, 8, 3, 1
 """Of a program over packed documents."""
-FEW, MANY, ROW_STAGES = (16, 1), (64, 4), 3
-"""Rows and warps of a program over pages, with a row for every query head of one key head. A row lies in one warp, as it does in
-documents, so that the sum of its exponentials has the same order; two warps with 16 rows would share a row."""
-_WIDE = 128  # heads of more channels leave room for fewer blocks
+ROWS, ROW_WARPS, ROW_STAGES = 64, 4, 3
+"""Of a program over pages: a row for every query head of one key head, of which most are empty. A row lies in one warp, as it does
+in documents, so that the sum of its exponentials has the same order: with 16 rows, two or four warps would share a row."""
+WIDEST = 128
+"""The most channels of a head, of which blocks fit into shared memory."""
 _LOG2E, _LN2 = tl.constexpr(math.log2(math.e)), tl.constexpr(math.log(2.0))
 
 
@@ -47,7 +48,7 @@ def packed(
                 q, k, v, out, sums, q if edges is None else edges, longest, scale, size, by_head, by_token,
                 *q.stride(), *k.stride(), *v.stride(), GROUP=heads // k.shape[1], EQUAL=edges is None,
                 QUERIES=QUERIES, PLACES=PLACES, COLUMNS=_columns(size), EVEN=size == _columns(size), NARROW=q.is_cuda,
-                LAST=LAST, num_warps=WARPS, num_stages=STAGES if size <= _WIDE else 2, **ROUNDING,
+                LAST=LAST, num_warps=WARPS, num_stages=STAGES, **ROUNDING,
             )  # fmt: skip
     return out, sums
 
@@ -66,21 +67,22 @@ def over_pages(
     out = torch.empty(batch, heads, size, dtype=q.dtype, device=q.device)
     kv_heads = keys.shape[2]
     group = heads // kv_heads
-    rows, warps = FEW if group <= FEW[0] and size <= _WIDE else MANY
     if out.numel():
         with on_device_of(q):
             _pages_kernel[(kv_heads, batch)](
                 q, keys, values, table, lengths, out, scale, keys.shape[1], size, *q.stride(), *keys.stride(),
                 *values.stride(), *table.stride(), lengths.stride(0), GROUP=group,
-                ROWS=max(rows, triton.next_power_of_2(group)), PLACES=PLACES, COLUMNS=_columns(size),
-                EVEN=size == _columns(size), NARROW=q.is_cuda, num_warps=warps, num_stages=ROW_STAGES, **ROUNDING,
+                ROWS=max(ROWS, triton.next_power_of_2(group)), PLACES=PLACES, COLUMNS=_columns(size),
+                EVEN=size == _columns(size), NARROW=q.is_cuda, num_warps=ROW_WARPS, num_stages=ROW_STAGES, **ROUNDING,
             )  # fmt: skip
     return out
 
 
 def _fits(q: torch.Tensor) -> None:
     low = q.dtype in (torch.bfloat16, torch.float16)
-    require(low or not q.is_cuda, "ordered_attention", "on the GPU queries must be bfloat16 or float16", q)
+    fits = q.shape[-1] <= WIDEST and (low or not q.is_cuda)
+    wanted = f"on the GPU queries must be bfloat16 or float16, with heads of at most {WIDEST} channels"
+    require(fits, "ordered_attention", wanted, q)
 
 
 def _columns(size: int) -> int:

@@ -26,24 +26,15 @@ class Tile(NamedTuple):
     stages: int
 
 
+TILES = ((64, Tile(64, 64, 64, 4, 5)), (512, Tile(64, 128, 64, 4, 4)))
+"""The most rows that each tile is taken for. All have at least 64 rows, which is what warp groups multiply together."""
 LARGE = Tile(128, 128, 64, 8, 3)
-"""For as many rows and columns as keep the whole chip busy twice over."""
-SMALL = (Tile(64, 128, 64, 4, 4), Tile(64, 64, 64, 4, 5), Tile(64, 32, 128, 4, 5))
-"""For fewer, from the widest on: the first of which there are enough, or the last. Warp groups multiply 64 rows together."""
-ENOUGH = 120
-"""Programs that leave little of the largest chip idle."""
 _GROUP = 8  # tiles of rows that are made side by side, so that they find the weight in the cache
 
 
-def tile_of(rows: int, columns: int) -> Tile:
-    """The tile for a result of so many rows and columns."""
-    if _programs(rows, columns, LARGE) >= 2 * ENOUGH:
-        return LARGE
-    return next((tile for tile in SMALL if _programs(rows, columns, tile) >= ENOUGH), SMALL[-1])
-
-
-def _programs(rows: int, columns: int, tile: Tile) -> int:
-    return triton.cdiv(rows, tile.rows) * triton.cdiv(columns, tile.columns)
+def tile_of(rows: int) -> Tile:
+    """The tile for so many rows."""
+    return next((tile for most, tile in TILES if rows <= most), LARGE)
 
 
 def forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -52,8 +43,7 @@ def forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
     require(low or not x.is_cuda, "ordered_linear", "on the GPU x must be bfloat16 or float16", x)
     out = torch.empty(*x.shape[:-1], weight.shape[0], dtype=x.dtype, device=x.device)
     rows = x.reshape(-1, x.shape[-1])
-    tile = tile_of(rows.shape[0], weight.shape[0])
-    return multiply(rows, weight, bias, out.view(-1, weight.shape[0]), tile).view(out.shape)
+    return multiply(rows, weight, bias, out.view(-1, weight.shape[0]), tile_of(rows.shape[0])).view(out.shape)
 
 
 def multiply(
@@ -62,8 +52,9 @@ def multiply(
     """Writes `x weight^T + bias` to the contiguous matrix `out`, and returns it."""
     (count, depth), columns = x.shape, weight.shape[0]
     if out.numel():
+        programs = triton.cdiv(count, tile.rows) * triton.cdiv(columns, tile.columns)
         with on_device_of(x):
-            _kernel[(_programs(count, columns, tile),)](
+            _kernel[(programs,)](
                 x, weight, weight if bias is None else bias, out, count, columns, depth, *x.stride(), *weight.stride(),
                 1 if bias is None else bias.stride(0), BIAS=bias is not None, EVEN=depth % tile.depth == 0,
                 ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, GROUP=_GROUP, NARROW=x.is_cuda,

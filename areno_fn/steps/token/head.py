@@ -17,9 +17,6 @@ from areno_fn.steps.token.sampling import MAX_LOGITS, cuts, log_probs
 
 _Pair = tuple[torch.Tensor, torch.Tensor]
 
-WHOLE_ROWS = 4 * MAX_LOGITS
-"""Most logits held at once where only whole rows are to be had, each chunk of which reads the whole head four times."""
-
 
 @runtime_checkable
 class LinearHead(Protocol):
@@ -38,7 +35,7 @@ def decision_log_probs(
     targets: torch.Tensor,
     kept: torch.Tensor | None = None,
     *,
-    max_logits: int | None = None,
+    max_logits: int = MAX_LOGITS,
 ) -> _Pair:
     """Log-probabilities and entropies of decisions, given the hidden states they were made in.
 
@@ -54,13 +51,13 @@ def decision_log_probs(
         hidden: [M, D].
         targets: int64 [M].
         kept: int64 [M], how many tokens each target was drawn among; see `sampling.truncate`.
-        max_logits: most logits held at once; `MAX_LOGITS` when omitted, `WHOLE_ROWS` of a bitwise policy.
+        max_logits: most logits held at once.
 
     Returns:
         logp float32 [M], which carries the gradient, and entropy float32 [M], which carries none.
     """
     whole = is_bitwise(policy)  # rows of logits as a rollout has them, never parts of the vocabulary
-    rows = max(1, (max_logits or (WHOLE_ROWS if whole else MAX_LOGITS)) // policy.vocab_size)
+    rows = max(1, max_logits // policy.vocab_size)
     if targets.shape[0] <= rows:
         return log_probs(policy.logits(params, hidden), targets, sampling, kept)
     matrix = policy.head(params) if isinstance(policy, LinearHead) and not whole else None
