@@ -129,7 +129,8 @@ class LTX2Adapter:
             given = {"do_classifier_free_guidance": False, "max_sequence_length": TEXT}
             states, mask, _, _ = words.encode_prompt([prompt], device=parts["text_encoder"].device, **given)
             side = parts["tokenizer"].padding_side
-            text, audio_text, marks = parts["connectors"](states, mask, padding_side=side)
+            connectors = parts["connectors"]
+            text, audio_text, marks = connectors(states.to(connectors.dtype), mask, padding_side=side)
             return {"text": text, "audio_text": audio_text, "words": marks}
 
         return Conditions(

@@ -41,7 +41,7 @@ def decoded(vae: Any, vocoder: Any, latents: torch.Tensor) -> torch.Tensor:
     """The sound [B, C, L], float32, of latents [B, tokens, A]."""
     spread = latents.to(device=vae.device, dtype=vae.dtype) * vae.latents_std + vae.latents_mean
     cut = spread.unflatten(2, (-1, vae.config.mel_bins // COMPRESSION)).transpose(1, 2)
-    sound: torch.Tensor = vocoder(vae.decode(cut, return_dict=False)[0])
+    sound: torch.Tensor = vocoder(vae.decode(cut, return_dict=False)[0].to(vocoder.dtype))
     return sound.float()
 
 
