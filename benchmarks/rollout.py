@@ -50,20 +50,25 @@ def main() -> None:
     )
     shape = SHAPES[options.shape]
     floor = _floor_bytes(shape, options, dtype.itemsize) / copy
-    lines = [{"name": "floor", "seconds": floor, "spread": 0.0}]
-    lines.append(_areno(options, shape, device, dtype))
-    for peer in options.peers:
-        _forget(device)
-        lines.append(_transformers(options, shape, device, dtype, peer))
     drawn = options.sequences * options.new
-    for line in lines:
+    lines: list[dict[str, Any]] = []
+
+    def told(line: dict[str, Any]) -> None:
+        """A line is printed as soon as it is measured, so that a peer that takes too long costs no other."""
         line["tokens_per_second"] = drawn / line["seconds"]
         line["of_the_floor"] = floor / line["seconds"]
+        lines.append(line)
         print(
             f"{line['name']:24s} {line['tokens_per_second']:10.0f} tokens/s  {line['seconds'] * 1e3:9.1f} "
             f"+- {line['spread'] * 1e3:.1f} ms  {line['of_the_floor']:.3f} of the floor  {line.get('notes', '')}",
             flush=True,
         )
+
+    told({"name": "floor", "seconds": floor, "spread": 0.0})
+    told(_areno(options, shape, device, dtype))
+    for peer in options.peers:
+        _forget(device)
+        told(_transformers(options, shape, device, dtype, peer))
     for line in lines[2:]:
         print(f"areno_fn / {line['name']} {lines[1]['tokens_per_second'] / line['tokens_per_second']:.2f}")
     if options.kernels:
