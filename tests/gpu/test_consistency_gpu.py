@@ -206,7 +206,7 @@ def test_R2_a_rollout_records_what_training_recomputes_to_the_bit(
     for micro in (1 << 14, 1000, 200):
         assert largest(policy, params, results[0], sampling, micro) == 0.0
     usual = attrs.evolve(policy, consistency="ordinary")
-    assert 0 < largest(usual, params, results[0], sampling, 1000) < 0.2, "the ordinary kernels round otherwise"
+    assert 0 < largest(usual, params, results[0], sampling, 1000) < 1, "the ordinary kernels round otherwise"
 
 
 def test_the_gradient_is_the_ordinary_one_up_to_roundings_also_where_layers_are_computed_again() -> None:
@@ -220,7 +220,7 @@ def test_the_gradient_is_the_ordinary_one_up_to_roundings_also_where_layers_are_
 
     ours, usual = gradient(policy), gradient(attrs.evolve(policy, consistency="ordinary"))
     for (path, a), b in zip(tree.leaves_with_path(ours), tree.leaves(usual), strict=True):
-        assert float((a.double() - b.double()).norm()) <= 0.05 * float(b.double().norm()), path
+        assert float((a.double() - b.double()).norm()) <= 0.15 * float(b.double().norm()), path
     light = gradient(attrs.evolve(policy, remat=True))
     for (path, a), b in zip(tree.leaves_with_path(light), tree.leaves(ours), strict=True):
         assert float((a.double() - b.double()).norm()) <= 0.01 * float(b.double().norm()), path
