@@ -158,7 +158,8 @@ def draw(
 ) -> Drawn:
     """Draws one token a row, as a function of (key, id, position) and the row's logits alone.
 
-    The draw is the argmax of the truncated logits plus Gumbel noise at (id, position, token); rows do not
+    The draw is the argmax of the truncated logits plus Gumbel noise at (id, position, token), where nothing is
+    cut off from a large vocabulary by blocks of tokens first (`areno_fn.kernels.sample`); rows do not
     see each other, so that neither batch size nor order matters. Temperature 0 takes the likeliest token
     (the smallest number among equals) and uses no randomness.
 
