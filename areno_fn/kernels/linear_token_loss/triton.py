@@ -19,9 +19,6 @@ BASE = 1.4426950408889634
 """What makes powers of 2 of exponentials: those are one instruction."""
 EVEN = 64
 """Rows of logits begin at multiples of so many elements, so that loads are wide whatever the vocabulary."""
-TILES = 128
-"""Tiles of a product that keep the chip busy; where there are fewer, the product is cut along what is summed."""
-_TILE = 128 * 256
 
 
 def forward(
@@ -82,24 +79,12 @@ def walk(size: int) -> Steps:
 
 
 def product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The product of [R, V] and [V, D] in a wider dtype, cut along V where its tiles are too few for the chip."""
+    """The product of [R, V] and [V, D] in a wider dtype, not rounded first where cuBLAS can do that."""
     if a.dtype == dtype:
         return a @ b
     if not a.is_cuda:
         return a.to(dtype) @ b.to(dtype)
-    parts = cut(a.shape[0] * b.shape[1], a.shape[1])
-    if parts == 1:
-        return torch.mm(a, b, out_dtype=dtype)
-    pieces = a.unflatten(1, (parts, -1)).transpose(0, 1)
-    return torch.bmm(pieces, b.unflatten(0, (parts, -1)), out_dtype=dtype).sum(0)
-
-
-def cut(elements: int, summed: int) -> int:
-    """Into how many parts, a power of two, a sum is cut whose result has so many elements."""
-    parts = 1
-    while 2 * parts * triton.cdiv(elements, _TILE) <= TILES and summed % (16 * parts) == 0:
-        parts *= 2
-    return parts
+    return torch.mm(a, b, out_dtype=dtype)
 
 
 def put_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, more: bool) -> None:
