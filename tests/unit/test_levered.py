@@ -102,3 +102,12 @@ def test_a_loss_of_sequences_waits_for_all_log_probabilities(calls: list[int]) -
     assert not is_separable(loss)
     compared(act(POLICY, Sampling()), loss, experience())
     assert calls == []
+
+
+def test_without_a_gradient_none_is_made(calls: list[int]) -> None:
+    params, loss = init(CONFIG, Key.of(2)), cross_entropy()
+    together = pipeline(score(POLICY, Sampling()), loss)
+    with torch.no_grad():
+        got = together(params, packed()).total
+    assert calls == []
+    torch.testing.assert_close(got, loss(score(POLICY, Sampling())(params, packed())).total)

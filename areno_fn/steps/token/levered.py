@@ -72,9 +72,11 @@ def levered(
 def _matrix(
     policy: TokenPolicy, params: Any, hidden: torch.Tensor, targets: torch.Tensor, max_logits: int
 ) -> torch.Tensor | None:
-    """The head, where logits are too many to be kept, are the product with one matrix, and need not be those of a rollout."""
+    """The head, where logits with a gradient are too many to be kept, and are one product that need not be a rollout's."""
     few = targets.shape[0] <= max(1, max_logits // policy.vocab_size)
     if few or is_bitwise(policy) or not isinstance(policy, head.LinearHead):
         return None
     matrix = policy.head(params)
-    return matrix if isinstance(matrix, torch.Tensor) and head._in_parts(hidden, matrix) else None
+    if not isinstance(matrix, torch.Tensor) or not head._in_parts(hidden, matrix):
+        return None
+    return matrix if torch.is_grad_enabled() and (hidden.requires_grad or matrix.requires_grad) else None
