@@ -10,19 +10,17 @@ import torch
 
 from areno_fn.contracts.adapter import Adapted
 from areno_fn.contracts.components import Component
-from areno_fn.contracts.errors import ModelError
 from areno_fn.contracts.flow import Conditions
 from areno_fn.contracts.flow_adapter import Made, NoiseLevels, Parts, Pipeline, Setting
-from areno_fn.contracts.flow_policy import straight
 from areno_fn.contracts.geometry import Geometry, Size
-from areno_fn.contracts.media import InputMedia, InputRule, MediaType, Request
+from areno_fn.contracts.media import InputMedia, InputRule, Request
 from areno_fn.contracts.pipeline_io import Guidance, PipelineIOContract
 from areno_fn.models.diffusers_module import diffusers_module
 from areno_fn.models.flux2 import CLASS, Flux2Config, config_from_hf
 from areno_fn.models.flux2.velocity import velocity
-from areno_fn.models.module_function import ModuleFunction
 from areno_fn.models.noise_levels import euler_levels
 from areno_fn.models.packing import packed, unpacked
+from areno_fn.models.picture_adapter import PackedPictures, conditions_of, grid_of, require_two_by_two
 from areno_fn.models.picture_codec import compression, require_pictures
 from areno_fn.models.pipeline_words import bare_pipeline
 
@@ -50,11 +48,7 @@ def contract(pipeline: Pipeline) -> PipelineIOContract:
     """
     config = config_from_hf(pipeline.configs["transformer"])
     scale = compression(pipeline.configs["vae"])
-    if config.out_channels != config.in_channels or config.in_channels % 4 or config.patch_size != 1:
-        raise ModelError(
-            f"{pipeline.class_name} packs latents two by two into {config.in_channels} channels and gets as many back, "
-            f"but its transformer returns {config.out_channels} with a patch_size of {config.patch_size}"
-        )
+    require_two_by_two(pipeline.class_name, config.in_channels, config.out_channels, config.patch_size)
     guidance: Guidance = "none" if pipeline.options.get("is_distilled") else "classifier_free"
     if config.guidance_embeds:
         guidance = "embedded"
@@ -76,37 +70,12 @@ def contract(pipeline: Pipeline) -> PipelineIOContract:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Flux2Adapter:
+class Flux2Adapter(PackedPictures):
     """The `FlowAdapter` of a checkpoint at one size. States are tokens [N, 4 c], each of two by two latents."""
 
-    contract: PipelineIOContract
-    size: Size
-    levels: NoiseLevels
     config: Flux2Config
-    network: ModuleFunction
-    scale: int
     guidance: float
     pipeline: str
-    guide = staticmethod(straight)
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Tokens along the height and the width."""
-        return self.size.height // self.scale // 2, self.size.width // self.scale // 2
-
-    def computing_again(self, every: int) -> Flux2Adapter:
-        """The same adapter, every so many-th of whose blocks keeps its input alone; 0 for none."""
-        return attrs.evolve(self, network=self.network.computing_again(every))
-
-    @property
-    def latent_shape(self) -> tuple[int, ...]:
-        """N, 4 c."""
-        return (self.grid[0] * self.grid[1], self.config.in_channels)
-
-    @property
-    def components(self) -> tuple[tuple[MediaType, tuple[int, ...]], ...]:
-        """A picture alone."""
-        return (("image", self.latent_shape),)
 
     def velocity(self, params: Any, state: torch.Tensor, timestep: torch.Tensor, condition: Any) -> torch.Tensor:
         """The velocity [B, N, 4 c]; the condition is {"text": [B, L, D]}, with "images": ([B, 4 c, h, w], ...) to go by."""
@@ -130,9 +99,7 @@ class Flux2Adapter:
         def said(prompt: str) -> dict[str, Any]:
             return {"text": words.encode_prompt([prompt], device=parts["text_encoder"].device)[0], **beside}
 
-        return Conditions(
-            positive=said(request.prompt), negative=said(request.negative_prompt or "") if negative else None
-        )
+        return conditions_of(request, said, negative=negative)
 
     def encode_output(self, parts: Parts, made: Made) -> torch.Tensor:
         """Clean latents [B, N, 4 c] of pictures."""
@@ -178,15 +145,17 @@ def adapter(pipeline: Pipeline, setting: Setting) -> Flux2Adapter:
     Raises:
         ModelError: a configuration that is not supported, or diffusers is missing.
     """
-    scale = compression(pipeline.configs["vae"])
-    tokens = (setting.size.height // scale // 2) * (setting.size.width // scale // 2)
+    config = config_from_hf(pipeline.configs["transformer"])
+    side = 2 * compression(pipeline.configs["vae"])
+    down, across = grid_of(setting.size, side)
     return Flux2Adapter(
         contract=contract(pipeline),
         size=setting.size,
-        levels=levels_of(pipeline.configs["scheduler"], tokens),
-        config=config_from_hf(pipeline.configs["transformer"]),
+        levels=levels_of(pipeline.configs["scheduler"], down * across),
+        config=config,
         network=diffusers_module(CLASS, pipeline.configs["transformer"], compiled=setting.compiled),
-        scale=scale,
+        channels=config.in_channels,
+        side=side,
         guidance=setting.guidance,
         pipeline=pipeline.class_name,
     )

@@ -15,14 +15,14 @@ import torch
 from areno_fn.contracts.components import Component
 from areno_fn.contracts.errors import DataError, ModelError
 from areno_fn.contracts.flow import Conditions
-from areno_fn.contracts.flow_adapter import Made, NoiseLevels, Parts, Pipeline, Setting
+from areno_fn.contracts.flow_adapter import Made, Parts, Pipeline, Setting
 from areno_fn.contracts.geometry import Geometry, Size
-from areno_fn.contracts.media import InputMedia, InputRule, MediaType, Request
+from areno_fn.contracts.media import InputMedia, InputRule, Request
 from areno_fn.contracts.pipeline_io import PipelineIOContract
 from areno_fn.models.diffusers_module import diffusers_module
-from areno_fn.models.module_function import ModuleFunction
 from areno_fn.models.noise_levels import euler_levels
 from areno_fn.models.packing import packed, unpacked
+from areno_fn.models.picture_adapter import PackedPictures, conditions_of, grid_of
 from areno_fn.models.picture_codec import require_pictures
 from areno_fn.models.pipeline_words import bare_pipeline, filled_up
 from areno_fn.models.qwen_image import CLASS, QwenImageConfig, config_from_hf
@@ -94,37 +94,12 @@ def contract(pipeline: Pipeline) -> PipelineIOContract:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class QwenImageAdapter:
+class QwenImageAdapter(PackedPictures):
     """The `FlowAdapter` of a checkpoint at one size. States are tokens [N, 4 c], each of two by two latents."""
 
-    contract: PipelineIOContract
-    size: Size
-    levels: NoiseLevels
     config: QwenImageConfig
-    network: ModuleFunction
-    scale: int
     pipeline: str
     guide = staticmethod(guide)
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Tokens along the height and the width."""
-        side = self.scale * self.config.patch_size
-        return self.size.height // side, self.size.width // side
-
-    def computing_again(self, every: int) -> QwenImageAdapter:
-        """The same adapter, every so many-th of whose blocks keeps its input alone; 0 for none."""
-        return attrs.evolve(self, network=self.network.computing_again(every))
-
-    @property
-    def latent_shape(self) -> tuple[int, ...]:
-        """N, 4 c."""
-        return (self.grid[0] * self.grid[1], self.config.in_channels)
-
-    @property
-    def components(self) -> tuple[tuple[MediaType, tuple[int, ...]], ...]:
-        """A picture alone."""
-        return (("image", self.latent_shape),)
 
     def velocity(self, params: Any, state: torch.Tensor, timestep: torch.Tensor, condition: Any) -> torch.Tensor:
         """The velocity [B, N, 4 c].
@@ -159,9 +134,7 @@ class QwenImageAdapter:
             marks = torch.ones_like(states[..., 0], dtype=torch.int64) if mask is None else mask
             return {"text": filled_up(states, edition.text), "words": filled_up(marks, edition.text), **beside}
 
-        return Conditions(
-            positive=said(request.prompt), negative=said(request.negative_prompt or "") if negative else None
-        )
+        return conditions_of(request, said, negative=negative)
 
     def encode_output(self, parts: Parts, made: Made) -> torch.Tensor:
         """Clean latents [B, N, 4 c] of pictures."""
@@ -200,17 +173,18 @@ def adapter(pipeline: Pipeline, setting: Setting) -> QwenImageAdapter:
     Raises:
         ModelError: a configuration that is not supported, or diffusers is missing.
     """
-    config, scale = config_from_hf(pipeline.configs["transformer"]), compression(pipeline.configs["vae"])
-    side = scale * config.patch_size
-    tokens = (setting.size.height // side) * (setting.size.width // side)
+    config = config_from_hf(pipeline.configs["transformer"])
+    side = compression(pipeline.configs["vae"]) * config.patch_size
+    down, across = grid_of(setting.size, side)
     return QwenImageAdapter(
         contract=contract(pipeline),
         size=setting.size,
-        levels=euler_levels(pipeline.configs["scheduler"], tokens, even=True),
+        levels=euler_levels(pipeline.configs["scheduler"], down * across, even=True),
         config=config,
         network=diffusers_module(
             CLASS, pipeline.configs["transformer"], compiled=setting.compiled, unread=("pooled_projection_dim",)
         ),
-        scale=scale,
+        channels=config.in_channels,
+        side=side,
         pipeline=pipeline.class_name,
     )

@@ -9,15 +9,14 @@ import torch
 
 from areno_fn.contracts.components import Component
 from areno_fn.contracts.flow import Conditions
-from areno_fn.contracts.flow_adapter import Made, NoiseLevels, Parts, Pipeline, Setting
-from areno_fn.contracts.flow_policy import straight
+from areno_fn.contracts.flow_adapter import Parts, Pipeline, Setting
 from areno_fn.contracts.geometry import Geometry, Size
-from areno_fn.contracts.media import MediaType, Request
+from areno_fn.contracts.media import Request
 from areno_fn.contracts.pipeline_io import PipelineIOContract
 from areno_fn.models.diffusers_module import diffusers_module
-from areno_fn.models.module_function import ModuleFunction
 from areno_fn.models.noise_levels import euler_levels
-from areno_fn.models.picture_codec import compression, decoded, encoded, require_pictures
+from areno_fn.models.picture_adapter import LatentPictures, conditions_of, grid_of
+from areno_fn.models.picture_codec import compression
 from areno_fn.models.sd3 import CLASS, SD3Config, config_from_hf
 from areno_fn.models.text_towers import clip_states, t5_states
 
@@ -62,30 +61,10 @@ def contract(pipeline: Pipeline) -> PipelineIOContract:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class SD3Adapter:
+class SD3Adapter(LatentPictures):
     """The `FlowAdapter` of a checkpoint at one size. States are latents [c, h, w]."""
 
-    contract: PipelineIOContract
-    size: Size
-    levels: NoiseLevels
     config: SD3Config
-    network: ModuleFunction
-    scale: int
-    guide = staticmethod(straight)
-
-    def computing_again(self, every: int) -> SD3Adapter:
-        """The same adapter, every so many-th of whose blocks keeps its input alone; 0 for none."""
-        return attrs.evolve(self, network=self.network.computing_again(every))
-
-    @property
-    def latent_shape(self) -> tuple[int, ...]:
-        """c, h, w."""
-        return (self.config.in_channels, self.size.height // self.scale, self.size.width // self.scale)
-
-    @property
-    def components(self) -> tuple[tuple[MediaType, tuple[int, ...]], ...]:
-        """A picture alone."""
-        return (("image", self.latent_shape),)
 
     def velocity(self, params: Any, state: torch.Tensor, timestep: torch.Tensor, condition: Any) -> torch.Tensor:
         """The velocity [B, c, h, w]; the condition is {"text": [B, L, D], "pooled": [B, P]}."""
@@ -102,19 +81,7 @@ class SD3Adapter:
 
     def encode_conditions(self, parts: Parts, request: Request, *, negative: bool) -> Conditions:
         """The states of all three encoders, one behind the other, and the two pooled vectors, side by side."""
-        return Conditions(
-            positive=self._said(parts, request.prompt),
-            negative=self._said(parts, request.negative_prompt or "") if negative else None,
-        )
-
-    def encode_output(self, parts: Parts, made: Made) -> torch.Tensor:
-        """Clean latents [B, c, h, w] of pictures."""
-        require_pictures(made["image"], self.size.height, self.size.width)
-        return encoded(parts["vae"], made["image"])
-
-    def decode(self, parts: Parts, latents: torch.Tensor) -> Made:
-        """Pictures of latents."""
-        return {"image": decoded(parts["vae"], latents)}
+        return conditions_of(request, lambda prompt: self._said(parts, prompt), negative=negative)
 
     def _said(self, parts: Parts, prompt: str) -> dict[str, torch.Tensor]:
         first, pooled = clip_states(parts["tokenizer"], parts["text_encoder"], prompt)
@@ -135,15 +102,15 @@ def adapter(pipeline: Pipeline, setting: Setting) -> SD3Adapter:
     Raises:
         ModelError: a configuration that is not supported, or diffusers is missing.
     """
-    size = setting.size
     scale = compression(pipeline.configs["vae"])
     config = config_from_hf(pipeline.configs["transformer"])
-    tokens = (size.height // scale // config.patch_size) * (size.width // scale // config.patch_size)
+    down, across = grid_of(setting.size, scale * config.patch_size)
     return SD3Adapter(
         contract=contract(pipeline),
-        size=size,
-        levels=euler_levels(pipeline.configs["scheduler"], tokens, even=False, max_shift=1.16),
+        size=setting.size,
+        levels=euler_levels(pipeline.configs["scheduler"], down * across, even=False, max_shift=1.16),
         config=config,
         network=diffusers_module(CLASS, pipeline.configs["transformer"], compiled=setting.compiled),
-        scale=scale,
+        channels=config.in_channels,
+        side=scale,
     )

@@ -13,17 +13,16 @@ import torch
 from areno_fn.contracts.components import Component
 from areno_fn.contracts.errors import ModelError
 from areno_fn.contracts.flow import Conditions
-from areno_fn.contracts.flow_adapter import Made, NoiseLevels, Parts, Pipeline, Setting
-from areno_fn.contracts.flow_policy import straight
+from areno_fn.contracts.flow_adapter import Parts, Pipeline, Setting
 from areno_fn.contracts.geometry import Geometry, Size
-from areno_fn.contracts.media import MediaType, Request
+from areno_fn.contracts.media import Request
 from areno_fn.contracts.pipeline_io import PipelineIOContract
 from areno_fn.models.diffusers_module import diffusers_module
-from areno_fn.models.module_function import ModuleFunction
 from areno_fn.models.noise_levels import euler_levels
-from areno_fn.models.picture_codec import compression, decoded, encoded, require_pictures
+from areno_fn.models.picture_adapter import LatentPictures, conditions_of, grid_of
+from areno_fn.models.picture_codec import compression
 from areno_fn.models.pipeline_words import bare_pipeline, filled_up
-from areno_fn.models.z_image import CLASS, ZImageConfig, config_from_hf
+from areno_fn.models.z_image import CLASS, config_from_hf
 from areno_fn.models.z_image.velocity import velocity
 
 TEXT = 512
@@ -62,30 +61,8 @@ def contract(pipeline: Pipeline) -> PipelineIOContract:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class ZImageAdapter:
+class ZImageAdapter(LatentPictures):
     """The `FlowAdapter` of a checkpoint at one size. States are latents [c, h, w]."""
-
-    contract: PipelineIOContract
-    size: Size
-    levels: NoiseLevels
-    config: ZImageConfig
-    network: ModuleFunction
-    scale: int
-    guide = staticmethod(straight)
-
-    def computing_again(self, every: int) -> ZImageAdapter:
-        """The same adapter, every so many-th of whose blocks keeps its input alone; 0 for none."""
-        return attrs.evolve(self, network=self.network.computing_again(every))
-
-    @property
-    def latent_shape(self) -> tuple[int, ...]:
-        """c, h, w."""
-        return (self.config.in_channels, self.size.height // self.scale, self.size.width // self.scale)
-
-    @property
-    def components(self) -> tuple[tuple[MediaType, tuple[int, ...]], ...]:
-        """A picture alone."""
-        return (("image", self.latent_shape),)
 
     def velocity(self, params: Any, state: torch.Tensor, timestep: torch.Tensor, condition: Any) -> torch.Tensor:
         """The velocity [B, c, h, w]; the condition is {"text": [B, L, D], "length": int64 [B]}."""
@@ -106,18 +83,7 @@ class ZImageAdapter:
             )
             return {"text": filled_up(states[None], TEXT), "length": torch.tensor([states.shape[0]], device=device)}
 
-        return Conditions(
-            positive=said(request.prompt), negative=said(request.negative_prompt or "") if negative else None
-        )
-
-    def encode_output(self, parts: Parts, made: Made) -> torch.Tensor:
-        """Clean latents [B, c, h, w] of pictures."""
-        require_pictures(made["image"], self.size.height, self.size.width)
-        return encoded(parts["vae"], made["image"])
-
-    def decode(self, parts: Parts, latents: torch.Tensor) -> Made:
-        """Pictures of latents."""
-        return {"image": decoded(parts["vae"], latents)}
+        return conditions_of(request, said, negative=negative)
 
 
 def adapter(pipeline: Pipeline, setting: Setting) -> ZImageAdapter:
@@ -127,12 +93,12 @@ def adapter(pipeline: Pipeline, setting: Setting) -> ZImageAdapter:
         ModelError: a configuration that is not supported, or diffusers is missing.
     """
     scale = compression(pipeline.configs["vae"])
-    tokens = (setting.size.height // scale // PATCH) * (setting.size.width // scale // PATCH)
+    down, across = grid_of(setting.size, scale * PATCH)
     return ZImageAdapter(
         contract=contract(pipeline),
         size=setting.size,
-        levels=euler_levels(pipeline.configs["scheduler"], tokens, even=True),
-        config=config_from_hf(pipeline.configs["transformer"]),
+        levels=euler_levels(pipeline.configs["scheduler"], down * across, even=True),
         network=diffusers_module(CLASS, pipeline.configs["transformer"], compiled=setting.compiled, unread=("nheads",)),
-        scale=scale,
+        channels=config_from_hf(pipeline.configs["transformer"]).in_channels,
+        side=scale,
     )
