@@ -5,13 +5,17 @@ Unknown fields are refused, unions are tagged by `kind`, and lists carry names s
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
-from areno_fn.contracts.execution import DATASET_NONE, GENERATION_REWARD, ExecutionContract
 from areno_fn.contracts.spec_base import Consistency, Name, Natural, Positive, Rate, Unit
 from areno_fn.contracts.spec_base import Spec as Spec
+from areno_fn.contracts.spec_data import ArithmeticData as ArithmeticData
+from areno_fn.contracts.spec_data import HFData as HFData
+from areno_fn.contracts.spec_data import JsonlData as JsonlData
+from areno_fn.contracts.spec_data import ParquetData as ParquetData
+from areno_fn.contracts.spec_data import StoredData as StoredData
 from areno_fn.contracts.spec_flow import Denoising as Denoising
 from areno_fn.contracts.spec_flow import DigitPairsData as DigitPairsData
 from areno_fn.contracts.spec_flow import DigitsData as DigitsData
@@ -59,7 +63,22 @@ from areno_fn.contracts.spec_optimizers import Remainder as Remainder
 from areno_fn.contracts.spec_optimizers import Schedule as Schedule
 from areno_fn.contracts.spec_optimizers import SGDSpec as SGDSpec
 from areno_fn.contracts.spec_rewards import ClipReward as ClipReward
+from areno_fn.contracts.spec_rewards import FunctionReward as FunctionReward
 from areno_fn.contracts.spec_rewards import HttpReward as HttpReward
+from areno_fn.contracts.spec_rewards import ModelReward as ModelReward
+from areno_fn.contracts.spec_rewards import RewardSpec as RewardSpec
+from areno_fn.contracts.spec_tokens import COLDEST as COLDEST
+from areno_fn.contracts.spec_tokens import DPO as DPO
+from areno_fn.contracts.spec_tokens import GRPO as GRPO
+from areno_fn.contracts.spec_tokens import GSPO as GSPO
+from areno_fn.contracts.spec_tokens import PPO as PPO
+from areno_fn.contracts.spec_tokens import SFT as SFT
+from areno_fn.contracts.spec_tokens import Aggregation as Aggregation
+from areno_fn.contracts.spec_tokens import Critic as Critic
+from areno_fn.contracts.spec_tokens import Grouped as Grouped
+from areno_fn.contracts.spec_tokens import PreferenceLoss as PreferenceLoss
+from areno_fn.contracts.spec_tokens import Sampled as Sampled
+from areno_fn.contracts.spec_tokens import Sampling as Sampling
 
 # ---------------------------------------------------------------------------------------- model, tokenizer
 
@@ -98,226 +117,10 @@ class HFTokenizer(Spec, frozen=True, kw_only=True, tag="hf", tag_field="kind"):
 # ---------------------------------------------------------------------------------------- data, rewards
 
 
-class StoredData(Spec, frozen=True, kw_only=True):
-    """Rows on a disk: the first `limit` of them (0: all), with `columns` renamed, written as `{wanted: theirs}`.
-
-    Without weights an epoch reads every row of all data sets once. With them it has as many places as there are rows,
-    shared out by weight, and every data set is read in rounds of its own, which go on from one epoch to the next.
-    Rewards refer to a data set by its name.
-    """
-
-    path: str
-    columns: dict[str, str] = {}
-    limit: Natural = 0
-    name: str = ""
-    weight: Rate = 0.0
-
-
-class JsonlData(StoredData, frozen=True, kw_only=True, tag="jsonl", tag_field="kind"):
-    """A file with one JSON object a line, recognised by its keys."""
-
-
-class ParquetData(StoredData, frozen=True, kw_only=True, tag="parquet", tag_field="kind"):
-    """A Parquet file. A null is a key that the row does not have."""
-
-
-class HFData(StoredData, frozen=True, kw_only=True, tag="hf", tag_field="kind"):
-    """A folder that `datasets` saved, or one of Parquet or JSONL files named after their splits.
-
-    `split` may be left empty where there is one split only, or one called train.
-    """
-
-    split: str = ""
-
-
-class ArithmeticData(Spec, frozen=True, kw_only=True, tag="arithmetic", tag_field="kind"):
-    """Sums `a+b=` of two numbers with exactly `digits` digits, split by a hash into train and held-out pairs."""
-
-    digits: Annotated[int, Meta(ge=1, le=6)] = 2
-    count: Positive = 4096
-    split: Literal["train", "heldout"] = "train"
-    seed: int = 0
-    name: str = ""
-    weight: Rate = 0.0
-
-
 DataSpec = JsonlData | ParquetData | HFData | ArithmeticData | DigitsData | DigitPairsData
 
 
-class FunctionReward(Spec, frozen=True, kw_only=True, tag="function", tag_field="kind"):
-    """A reward `package.module:function`; its parameters say what it is called with.
-
-    `(rows, completions)` is called with a whole batch, `(row, completions)` with the completions of one row, its group,
-    and both return a number for each; `(row, completion)` returns one number. Any of them may be an `async def`, of
-    which at most `concurrency` calls wait at once (0: 16). A class is made once without arguments, and what it makes
-    is called. For a flow model they are `pictures`, or a `picture`, float32 [C, S, S] from 0 to 1. `data` names the data
-    sets that are judged (none: all).
-    """
-
-    function: str
-    weight: float = 1.0
-    name: str = ""
-    data: list[str] = []
-    timeout: Rate = 0.0
-    concurrency: Natural = 0
-
-
-class ModelReward(Spec, frozen=True, kw_only=True, tag="model", tag_field="kind"):
-    """A frozen reward model: a Hugging Face folder for sequence classification with one label.
-
-    A completion is worth the model's number at the last token of prompt and completion that is not the padding of its
-    configuration, less `shift`, and with `clip` at most that far from 0. It reads the tokens as they were drawn, with
-    the end token where one was drawn, when its tokenizer and chat template are the policy's; else the text with its own.
-    """
-
-    path: str
-    dtype: Literal["source", "float32", "bfloat16"] = "source"
-    weight: float = 1.0
-    name: str = ""
-    data: list[str] = []
-    shift: float = 0.0
-    clip: Rate = 0.0
-    micro_tokens: Positive = 8192
-
-
-RewardSpec = FunctionReward | ModelReward | ClipReward | HttpReward
-
-
-COLDEST = 1e-6
-"""Least temperature that is not 0; logits divided by much less would overflow float32."""
-
-
-class Sampling(Spec, frozen=True, kw_only=True):
-    """The distribution tokens are drawn from. Truncation order: temperature, top-k, top-p, min-p.
-
-    `temperature = 0` is greedy decoding, legal only for evaluation; any other is at least `COLDEST`.
-    """
-
-    max_tokens: Positive = 64
-    temperature: Rate = 1.0
-    top_k: Natural = 0
-    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    min_p: Annotated[float, Meta(ge=0, lt=1)] = 0.0
-
-
 # ---------------------------------------------------------------------------------------- algorithms
-
-Aggregation = Literal["token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "constant_length"]
-
-
-class SFT(Spec, frozen=True, kw_only=True, tag="sft", tag_field="kind"):
-    """Supervised fine-tuning: the negative log-likelihood of response tokens."""
-
-    execution: ClassVar[ExecutionContract] = DATASET_NONE
-    roles: ClassVar[tuple[str, ...]] = ("actor",)
-
-    aggregation: Aggregation = "token_mean"
-
-
-class Sampled(Spec, frozen=True, kw_only=True):
-    """What the algorithms have in common that learn from samples and rewards.
-
-    `kl_coef` > 0 keeps a frozen snapshot of the phase's start as reference; every `reference_every` iterations (0:
-    never) it becomes what the actor is then.
-    """
-
-    execution: ClassVar[ExecutionContract] = GENERATION_REWARD
-    roles: ClassVar[tuple[str, ...]] = ("actor",)
-
-    samples: Positive = 8
-    sampling: Sampling = field(default_factory=Sampling)
-    kl_coef: Rate = 0.0
-    kl_in: Literal["loss", "reward"] = "loss"
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    reference_every: Natural = 0
-    mask_truncated: bool = False
-    minibatches: Positive = 1
-    epochs: Positive = 1
-
-
-class Grouped(Sampled, frozen=True, kw_only=True):
-    """What the algorithms have in common that compare the samples of a prompt with each other."""
-
-    baseline: Literal["group", "leave_one_out", "batch"] = "group"
-    scale: Literal["group", "batch", "none"] = "group"
-
-
-class GRPO(Grouped, frozen=True, kw_only=True, tag="grpo", tag_field="kind"):
-    """Group relative policy optimization.
-
-    `baseline = "leave_one_out"` with `scale = "none"` is RLOO; both "batch", with `kl_in = "reward"`, is REINFORCE++.
-    """
-
-    clip_low: Annotated[float, Meta(gt=0, lt=1)] = 0.2
-    clip_high: Annotated[float, Meta(gt=0)] = 0.2
-    dual_clip: Rate = 0.0
-    importance_cap: Rate = 0.0
-    aggregation: Aggregation = "token_mean"
-
-
-class GSPO(Grouped, frozen=True, kw_only=True, tag="gspo", tag_field="kind"):
-    """Group sequence policy optimization: one ratio and one term a completion."""
-
-    clip_low: Annotated[float, Meta(gt=0, lt=1)] = 3e-4
-    clip_high: Annotated[float, Meta(gt=0)] = 4e-4
-    importance_cap: Rate = 0.0
-
-
-class Critic(Spec, frozen=True, kw_only=True):
-    """The role that estimates what a completion will be worth, and how it is trained.
-
-    It begins every phase as a copy of the actor with a head of zeros, or the run as the classification folder `path`.
-    It is trained `updates` times for every update of the actor, and alone for the first `warmup` iterations.
-    """
-
-    path: str = ""
-    updates: Positive = 1
-    warmup: Natural = 0
-    clip: Annotated[float, Meta(gt=0)] = 0.5
-    coef: Annotated[float, Meta(gt=0)] = 0.5
-
-
-class PPO(Sampled, frozen=True, kw_only=True, tag="ppo", tag_field="kind"):
-    """Proximal policy optimization with a critic: advantages of single tokens by generalised estimation.
-
-    With `kl_target` above 0 the coefficient of the KL in the reward follows the measured KL of a completion.
-    """
-
-    roles: ClassVar[tuple[str, ...]] = ("actor", "critic")
-
-    samples: Positive = 1
-    kl_in: Literal["loss", "reward"] = "reward"
-    kl_estimator: Literal["k1", "k2", "k3"] = "k1"
-    kl_target: Rate = 0.0
-    kl_horizon: Positive = 10_000
-    critic: Critic = field(default_factory=Critic)
-    gamma: Unit = 1.0
-    lam: Unit = 0.95
-    whiten: bool = True
-    clip_low: Annotated[float, Meta(gt=0, lt=1)] = 0.2
-    clip_high: Annotated[float, Meta(gt=0)] = 0.2
-    dual_clip: Rate = 3.0
-    importance_cap: Rate = 0.0
-    aggregation: Aggregation = "token_mean"
-
-
-PreferenceLoss = Literal["sigmoid", "ipo", "hinge"]
-
-
-class DPO(Spec, frozen=True, kw_only=True, tag="dpo", tag_field="kind"):
-    """Direct preference optimization of pairs, against a frozen snapshot of the phase's start as reference.
-
-    Every `reference_every` steps (0: never) the reference becomes what the actor is then.
-    """
-
-    execution: ClassVar[ExecutionContract] = DATASET_NONE
-    roles: ClassVar[tuple[str, ...]] = ("actor",)
-
-    loss: PreferenceLoss = "sigmoid"
-    beta: Annotated[float, Meta(gt=0)] = 0.1
-    label_smoothing: Annotated[float, Meta(ge=0, lt=0.5)] = 0.0
-    reference_every: Natural = 0
-
 
 RewardedFlow = FlowGRPO | FlowGRPOGuard | FlowDPPO | FlowNFT | FlowAWM | FlowDGPO | FlowCRD | FlowOnlineDPO
 """The algorithms of flow models that learn from samples and rewards."""

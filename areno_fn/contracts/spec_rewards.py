@@ -1,12 +1,48 @@
-"""Rewards that live elsewhere: in the folder of a CLIP model, or behind an address."""
+"""What judges samples: functions, models in folders, and judges behind an address."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from areno_fn.contracts.spec_base import Natural, Positive, Spec
+from areno_fn.contracts.spec_base import Natural, Positive, Rate, Spec
+
+
+class FunctionReward(Spec, frozen=True, kw_only=True, tag="function", tag_field="kind"):
+    """A reward `package.module:function`; its parameters say what it is called with.
+
+    `(rows, completions)` is called with a whole batch, `(row, completions)` with the completions of one row, its group,
+    and both return a number for each; `(row, completion)` returns one number. Any of them may be an `async def`, of
+    which at most `concurrency` calls wait at once (0: 16). A class is made once without arguments, and what it makes
+    is called. For a flow model they are `pictures`, or a `picture`, float32 [C, S, S] from 0 to 1. `data` names the data
+    sets that are judged (none: all).
+    """
+
+    function: str
+    weight: float = 1.0
+    name: str = ""
+    data: list[str] = field(default_factory=list)
+    timeout: Rate = 0.0
+    concurrency: Natural = 0
+
+
+class ModelReward(Spec, frozen=True, kw_only=True, tag="model", tag_field="kind"):
+    """A frozen reward model: a Hugging Face folder for sequence classification with one label.
+
+    A completion is worth the model's number at the last token of prompt and completion that is not the padding of its
+    configuration, less `shift`, and with `clip` at most that far from 0. It reads the tokens as they were drawn, with
+    the end token where one was drawn, when its tokenizer and chat template are the policy's; else the text with its own.
+    """
+
+    path: str
+    dtype: Literal["source", "float32", "bfloat16"] = "source"
+    weight: float = 1.0
+    name: str = ""
+    data: list[str] = field(default_factory=list)
+    shift: float = 0.0
+    clip: Rate = 0.0
+    micro_tokens: Positive = 8192
 
 
 class ClipReward(Spec, frozen=True, kw_only=True, tag="clip", tag_field="kind"):
@@ -40,3 +76,6 @@ class HttpReward(Spec, frozen=True, kw_only=True, tag="http", tag_field="kind"):
     batch: Positive = 16
     timeout: Annotated[float, Meta(gt=0)] = 60.0
     retries: Natural = 3
+
+
+RewardSpec = FunctionReward | ModelReward | ClipReward | HttpReward
