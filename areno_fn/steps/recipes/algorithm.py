@@ -13,6 +13,7 @@ from areno_fn.contracts.actions import Metrics
 from areno_fn.contracts.batch import JudgedRollout, PackedTokens
 from areno_fn.contracts.flow_adapter import EVEN, NoiseLevels
 from areno_fn.contracts.flow_policy import FlowPolicy
+from areno_fn.contracts.key import Key
 from areno_fn.contracts.optim import Optimizer
 from areno_fn.contracts.policy import TokenPolicy
 from areno_fn.contracts.record import replace
@@ -186,6 +187,11 @@ def moving(objective: Objective, materials: Materials, view: View | None = None)
         objective, materials.optimizers[ACTOR], role=ACTOR, view=view or materials.view, donate=materials.donate
     )
     return update if materials.ema is None else followed(update, materials.ema, ACTOR, materials.shelves[AVERAGE])
+
+
+def rollout_key(state: TrainState) -> Key:
+    """The random stream of the next rollout: of the run's key and the number of rollouts made."""
+    return state.key.fold("rollout").fold(state.counters.rollout_iteration)
 
 
 def start_of(state: TrainState, materials: Materials) -> Any:

@@ -19,7 +19,7 @@ from areno_fn.steps.flow.parts import limited
 from areno_fn.steps.flow.path import noised, remember, rows_of
 from areno_fn.steps.flow.sample import flow_sampler
 from areno_fn.steps.flow.times import Grid, Times, grid_steps, share
-from areno_fn.steps.recipes.algorithm import Materials
+from areno_fn.steps.recipes.algorithm import Materials, rollout_key
 from areno_fn.steps.recipes.flow_drawing import process_of, schedule_of
 from areno_fn.steps.recipes.flow_groups import parts
 
@@ -38,7 +38,7 @@ def noiseless(
     schedule = schedule_of(spec.denoising, materials.levels)
 
     def sample(state: TrainState, prompts: FlowPrompts) -> Trajectory:
-        key = state.key.fold("rollout").fold(state.counters.rollout_iteration)
+        key = rollout_key(state)
         return rollout(draws(state), prompts, key, schedule, torch.zeros(schedule.steps), samples=spec.samples)
 
     return sample

@@ -12,9 +12,8 @@ from areno_fn.contracts.record import replace
 from areno_fn.contracts.spec import FlowGrouped, FlowReferred, Forgetting, copies_of, refers
 from areno_fn.contracts.state import TrainState
 from areno_fn.steps.flow.decay import ramped_decay
-from areno_fn.steps.optimizers.master import masters_of
 from areno_fn.steps.recipes.algorithm import ACTOR, Materials, beginning, start_of
-from areno_fn.steps.variants import AVERAGE, ema_begin, ema_params, ema_update, snapshot
+from areno_fn.steps.variants import AVERAGE, Shelf, ema_begin, ema_params, ema_update, in_full, snapshot
 
 OLD, SAMPLER = "old", "sampler"
 """The snapshots of the copies."""
@@ -31,7 +30,7 @@ def flow_beginning(spec: FlowReferred, materials: Materials) -> Callable[[TrainS
         state = ready(state)
         if not copies:
             return state
-        made = {name: materials.shelves[name].put(ema_begin(_moved(state))) for name in copies}
+        made = {name: materials.shelves[name].put(ema_begin(in_full(state))) for name in copies}
         return replace(
             state,
             snapshots={**state.snapshots, **made},
@@ -43,12 +42,22 @@ def flow_beginning(spec: FlowReferred, materials: Materials) -> Callable[[TrainS
 
 def followed(state: TrainState, copies: Mapping[str, Forgetting], materials: Materials) -> TrainState:
     """The state with every copy nearer to the actor, by the optimizer steps that the phase has made."""
-    made, snapshots = updates_made(state), {}
-    for name, spec in copies.items():
-        decay = ramped_decay(made, start=spec.start, flat=spec.flat, rate=spec.rate, cap=spec.cap)
-        shelf = materials.shelves[name]
-        snapshots[name] = shelf.put(ema_update(shelf.take(state.snapshots[name]), _moved(state), decay))
-    return replace(state, snapshots={**state.snapshots, **snapshots})
+    made = updates_made(state)
+    moved = {name: nearer(spec, state, name, made, materials.shelves[name]) for name, spec in copies.items()}
+    return replace(state, snapshots={**state.snapshots, **moved})
+
+
+def nearer(spec: Forgetting, state: TrainState, name: str, made: int, shelf: Shelf, role: str = ACTOR) -> Any:
+    """The snapshot of a copy that is one step nearer to its role.
+
+    Args:
+        spec: how it follows.
+        state: holds the copy as the snapshot `name`, and the role.
+        made: how often the role has been moved since the copy was made.
+        shelf: where the copy lies.
+    """
+    decay = ramped_decay(made, start=spec.start, flat=spec.flat, rate=spec.rate, cap=spec.cap)
+    return shelf.put(ema_update(shelf.take(state.snapshots[name]), in_full(state, role), decay))
 
 
 def updates_made(state: TrainState) -> int:
@@ -86,7 +95,3 @@ def reference_of(spec: FlowReferred, state: TrainState, materials: Materials) ->
     if spec.reference == "start":
         return start_of(state, materials)
     return materials.view({**state.params, ACTOR: tree.map(torch.zeros_like, state.params[ACTOR])})
-
-
-def _moved(state: TrainState) -> Any:
-    return masters_of(state.params[ACTOR], state.optim.get(ACTOR))

@@ -18,7 +18,7 @@ from areno_fn.steps.flow.sample import flow_sampler
 from areno_fn.steps.flow.schedule import places
 from areno_fn.steps.flow.score import denoising, move, recall
 from areno_fn.steps.joins import Stage
-from areno_fn.steps.recipes.algorithm import ACTOR, NO_LOSSES, Algorithm, Materials, moving
+from areno_fn.steps.recipes.algorithm import ACTOR, NO_LOSSES, Algorithm, Materials, moving, rollout_key
 from areno_fn.steps.recipes.flow_copies import drawing_params, flow_beginning, lasting, reference_of, scoring_params
 from areno_fn.steps.recipes.flow_drawing import process_of, schedule_of
 from areno_fn.steps.recipes.flow_groups import advantages_of
@@ -86,13 +86,11 @@ def _stepwise(spec: FlowCoupled, materials: Materials, loss: Stage, *, before: b
     """
     policy, drawn_by = materials.flow_policy, spec.denoising
     process, schedule = process_of(drawn_by), schedule_of(drawn_by, materials.levels)
-    rollout, update = (
-        limited(flow_sampler(policy, process), materials.micro_rows),
-        moving(pipeline(move(policy), loss), materials),
-    )
+    rollout = limited(flow_sampler(policy, process), materials.micro_rows)
+    update = moving(pipeline(move(policy), loss), materials)
 
     def sample(state: TrainState, prompts: FlowPrompts) -> Trajectory:
-        key = state.key.fold("rollout").fold(state.counters.rollout_iteration)
+        key = rollout_key(state)
         levels = noise_levels(drawn_by.steps, noisy_steps(drawn_by, key.fold("noisy")), drawn_by.level)
         return rollout(drawing_params(spec, state, materials), prompts, key, schedule, levels, samples=spec.samples)
 

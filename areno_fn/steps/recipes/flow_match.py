@@ -14,7 +14,6 @@ from areno_fn.contracts.record import replace
 from areno_fn.contracts.spec import FlowDMD2, FlowMatched, FlowMatchedAlong, FlowTDM, FlowTDMR1, Forgetting
 from areno_fn.contracts.state import TrainState
 from areno_fn.steps.compose import Objective, pipeline, train_step
-from areno_fn.steps.flow.decay import ramped_decay
 from areno_fn.steps.flow.match import followed, match
 from areno_fn.steps.flow.objectives.distribution import dmd2, rewarded_matching, trajectory_matching
 from areno_fn.steps.flow.objectives.matching import velocity_matching
@@ -23,9 +22,9 @@ from areno_fn.steps.flow.path import predict, remember
 from areno_fn.steps.flow.replay import carried, replayed_once, replays
 from areno_fn.steps.flow.times import Times
 from areno_fn.steps.joins import Stage
-from areno_fn.steps.optimizers.master import masters_of
 from areno_fn.steps.recipes.algorithm import ACTOR, NO_LOSSES, Algorithm, Materials, Update, moving
 from areno_fn.steps.recipes.flow_again import split
+from areno_fn.steps.recipes.flow_copies import nearer
 from areno_fn.steps.recipes.flow_drawing import process_of
 from areno_fn.steps.recipes.flow_groups import advantages_of
 from areno_fn.steps.recipes.flow_taught import (
@@ -41,7 +40,7 @@ from areno_fn.steps.recipes.flow_taught import (
 from areno_fn.steps.recipes.sampled import iterated
 from areno_fn.steps.token.report import describe_rewards
 from areno_fn.steps.turns import Turn, in_turns
-from areno_fn.steps.variants import Shelf, ema_begin, ema_params, ema_update
+from areno_fn.steps.variants import Shelf, ema_begin, ema_params, in_full
 
 SLOW = "slow"
 """The snapshot that holds the slow average of the surrogate."""
@@ -105,7 +104,7 @@ def flow_tdm_r1(spec: FlowTDMR1, materials: Materials, losses: Mapping[str, Stag
 
     def begin(state: TrainState) -> TrainState:
         state = ready(state)
-        slow = materials.shelves[SLOW].put(ema_begin(_surrogate_in_full(state)))
+        slow = materials.shelves[SLOW].put(ema_begin(in_full(state, SURROGATE)))
         return replace(state, snapshots={**state.snapshots, SLOW: slow})
 
     return Algorithm(begin=begin, sample=algorithm.sample, step=algorithm.step)
@@ -207,15 +206,10 @@ def _surrogate(spec: FlowTDMR1, materials: Materials, losses: Mapping[str, Stage
 def _slower(spec: Forgetting, state: TrainState, shelf: Shelf) -> TrainState:
     """The state with the surrogate's average one update further."""
     made = int(state.controls[SLOW_UPDATES])
-    decay = ramped_decay(made, start=spec.start, flat=spec.flat, rate=spec.rate, cap=spec.cap)
-    slow = shelf.put(ema_update(shelf.take(state.snapshots[SLOW]), _surrogate_in_full(state), decay))
+    slow = nearer(spec, state, SLOW, made, shelf, SURROGATE)
     return replace(
         state, snapshots={**state.snapshots, SLOW: slow}, controls={**state.controls, SLOW_UPDATES: made + 1}
     )
-
-
-def _surrogate_in_full(state: TrainState) -> Any:
-    return masters_of(state.params[SURROGATE], state.optim.get(SURROGATE))
 
 
 def _all_steps(spec: FlowMatchedAlong) -> Again:

@@ -17,7 +17,7 @@ from areno_fn.steps.compose import View
 from areno_fn.steps.flow.noise import noise_levels
 from areno_fn.steps.flow.parts import limited
 from areno_fn.steps.flow.sample import flow_sampler
-from areno_fn.steps.recipes.algorithm import ACTOR, Materials, Update, beginning, start_of
+from areno_fn.steps.recipes.algorithm import ACTOR, Materials, Update, beginning, rollout_key, start_of
 from areno_fn.steps.recipes.flow_drawing import schedule_of
 from areno_fn.steps.variants import snapshot
 
@@ -88,7 +88,7 @@ def sampling_all(
     keep = None if eta else range(schedule.steps)
 
     def sample(state: TrainState, prompts: FlowPrompts) -> Trajectory:
-        key = state.key.fold("rollout").fold(state.counters.rollout_iteration)
+        key = rollout_key(state)
         return rollout(drawn_with(state.params), prompts, key, schedule, noise, samples=spec.samples, keep=keep)
 
     return sample

@@ -19,7 +19,17 @@ from areno_fn.steps.joins import Stage
 from areno_fn.steps.objectives.clipped import clipped
 from areno_fn.steps.objectives.kl import kl
 from areno_fn.steps.objectives.sequence import sequence_clipped
-from areno_fn.steps.recipes.algorithm import ACTOR, NO_LOSSES, Algorithm, Materials, Update, beginning, moving, start_of
+from areno_fn.steps.recipes.algorithm import (
+    ACTOR,
+    NO_LOSSES,
+    Algorithm,
+    Materials,
+    Update,
+    beginning,
+    moving,
+    rollout_key,
+    start_of,
+)
 from areno_fn.steps.returns import gae, terminal_rewards, whiten
 from areno_fn.steps.token.experience import completion_kl, drawn_places, experience, minibatches, over_completions
 from areno_fn.steps.token.report import describe, mean_metrics
@@ -167,7 +177,7 @@ def sampling_of(spec: Sampled, materials: Materials) -> Callable[[TrainState, Pr
     rollout, view = sampler(materials.token_policy, materials.stop), materials.drawn_with or materials.view
 
     def sample(state: TrainState, prompts: Prompts) -> Rollout:
-        key = state.key.fold("rollout").fold(state.counters.rollout_iteration)
+        key = rollout_key(state)
         return rollout(
             view(state.params), prompts, key, spec.sampling, samples=spec.samples, max_rows=materials.max_rows
         )
