@@ -12,23 +12,20 @@ import torch
 from areno_fn.contracts.actions import Metrics
 from areno_fn.contracts.execution import Acquisition
 from areno_fn.contracts.flow import Conditions, FlowPrompts, Trajectory
-from areno_fn.contracts.flow_batch import Clean, EachReward, JudgedTrajectory
+from areno_fn.contracts.flow_batch import Clean
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.spec import Denoising, FlowDPO, Phase
+from areno_fn.engine.flow_medium import DIVERSITY, FlowMedium
 from areno_fn.engine.medium import Encoded
 from areno_fn.engine.text_medium import names_of
 from areno_fn.steps.recipes.flow_drawing import Draw
 from areno_fn.world import pictures
 from areno_fn.world.data_row import Row
 from areno_fn.world.pictures import PairRow, Picture, PictureRow
-from areno_fn.world.rewards import Reward
-
-DIVERSITY = "diversity"
-"""What the mean distance of pictures of one class is called beside the rewards of an evaluation."""
 
 
 @attrs.frozen(kw_only=True)
-class Pictures:
+class Pictures(FlowMedium):
     """The medium of a flow model whose latents are pictures, from -1 to 1 where those of the world are from 0 to 1.
 
     Attributes:
@@ -57,14 +54,6 @@ class Pictures:
         """The classes of an evaluation."""
         del spec
         return tuple(row.label for row in pictures.encode(rows, self.shape, self.classes))
-
-    def require_judged(self, rewards: Sequence[Reward], rows: Sequence[Row], prompts: Sequence[int], spec: Any) -> None:
-        """Every reward of pictures takes every row."""
-
-    def remarks(self, rows: Sequence[Mapping[str, Any]], *, trained: bool) -> list[str]:
-        """Nothing."""
-        del rows, trained
-        return []
 
     def batch(self, examples: Sequence[PictureRow | PairRow], rows: Sequence[int], spec: Phase) -> Clean:
         """Pictures as latents; of a pair both, the preferred one first, named by twice the name of the pair."""
@@ -101,24 +90,9 @@ class Pictures:
         latents = drawn.final if isinstance(drawn, Trajectory) else drawn
         return list(((latents.float() + 1) / 2).clamp(0, 1).cpu().numpy())
 
-    def tokens(self, drawn: Any) -> None:
-        """There are none."""
-
-    def judged(self, drawn: Trajectory, rewards: torch.Tensor, each: EachReward) -> JudgedTrajectory:
-        """The trajectory with its rewards."""
-        return JudgedTrajectory(rollout=drawn, rewards=rewards, each=each)
-
-    def rates(self, drawn: Trajectory, seconds: float) -> Metrics:
-        """Pictures drawn per second."""
-        return {"flow/pictures_per_s": drawn.ids.shape[0] / max(seconds, 1e-9)}
-
     def described(self, rows: Sequence[Mapping[str, Any]], samples: Sequence[Picture]) -> Metrics:
         """How far the pictures of one class are from each other."""
         return {DIVERSITY: pictures.diversity([row["label"] for row in rows], samples)}
-
-    def text(self, sample: Picture) -> str:
-        """The picture in characters."""
-        return pictures.text(sample)
 
     def rehearsed(self, row: Mapping[str, Any]) -> tuple[Picture, Picture]:
         """An empty picture, and the row's own."""

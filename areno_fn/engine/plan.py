@@ -27,13 +27,14 @@ from areno_fn.engine.critic import CriticPlan, plan_critic, require_same_tokens
 from areno_fn.engine.derived import Derived
 from areno_fn.engine.evaluate import TOTAL, EvaluationPlan
 from areno_fn.engine.finetune import FinetunePlan, plan_finetune
+from areno_fn.engine.flow_medium import DIVERSITY
 from areno_fn.engine.identity import identity_of
 from areno_fn.engine.media import check_medium
 from areno_fn.engine.medium import Medium
 from areno_fn.engine.model import ModelPlan, plan_model
 from areno_fn.engine.optimizers import Mover, Trained, trained
 from areno_fn.engine.phases import PhasePlan, plan_phase
-from areno_fn.engine.picture_medium import DIVERSITY, Pictures
+from areno_fn.engine.picture_medium import Pictures
 from areno_fn.engine.pipeline_rules import check_pipeline
 from areno_fn.engine.place import at
 from areno_fn.engine.prompted_medium import PromptedPictures

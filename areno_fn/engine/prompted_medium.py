@@ -14,29 +14,28 @@ from areno_fn.contracts.errors import DataError
 from areno_fn.contracts.execution import Acquisition
 from areno_fn.contracts.flow import FlowPrompts, Trajectory
 from areno_fn.contracts.flow_adapter import FlowAdapter
-from areno_fn.contracts.flow_batch import Clean, EachReward, JudgedTrajectory
+from areno_fn.contracts.flow_batch import Clean
 from areno_fn.contracts.geometry import Size
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.media import MediaType, Request
 from areno_fn.contracts.spec import Denoising, FlowDPO, Phase
 from areno_fn.engine.conditions import ConditionCache
+from areno_fn.engine.flow_medium import DIVERSITY, FlowMedium
 from areno_fn.engine.medium import Encoded
 from areno_fn.engine.parts import FrozenParts
-from areno_fn.engine.picture_medium import DIVERSITY
 from areno_fn.engine.text_medium import names_of
 from areno_fn.steps.recipes.flow_drawing import Draw
 from areno_fn.world import pictures
 from areno_fn.world.data_row import Row
 from areno_fn.world.pictures import Picture, subjects
 from areno_fn.world.prompted import PromptedRow, Shots, demonstration, preference, request_of, shot_of
-from areno_fn.world.rewards import Reward
 
 AT_ONCE: Mapping[MediaType, int] = {"image": 8, "video": 1}
 """Most that an autoencoder is given at once."""
 
 
 @attrs.frozen(kw_only=True)
-class PromptedPictures:
+class PromptedPictures(FlowMedium):
     """The medium of a pipeline.
 
     Attributes:
@@ -80,16 +79,6 @@ class PromptedPictures:
         if rows:
             self.adapter.contract.admit_together(requests, rows[-1].where)
 
-    def require_judged(
-        self, rewards: Sequence[Reward], rows: Sequence[Row], prompts: Sequence[Request], spec: Any
-    ) -> None:
-        """Every reward of pictures takes every row."""
-
-    def remarks(self, rows: Sequence[Mapping[str, Any]], *, trained: bool) -> list[str]:
-        """Nothing."""
-        del rows, trained
-        return []
-
     def batch(self, examples: Sequence[PromptedRow], rows: Sequence[int], spec: Phase) -> Clean:
         """Pictures as latents, encoded anew every time; of a pair both, the preferred one first, named by twice its name."""
         del spec
@@ -121,24 +110,9 @@ class PromptedPictures:
             found = [self.adapter.decode(parts, few)[self._seen].cpu() for few in latents.split(AT_ONCE[self._seen])]
         return list(torch.cat(found).numpy())
 
-    def tokens(self, drawn: Any) -> None:
-        """There are none."""
-
-    def judged(self, drawn: Trajectory, rewards: torch.Tensor, each: EachReward) -> JudgedTrajectory:
-        """The trajectory with its rewards."""
-        return JudgedTrajectory(rollout=drawn, rewards=rewards, each=each)
-
-    def rates(self, drawn: Trajectory, seconds: float) -> Metrics:
-        """Pictures drawn per second."""
-        return {"flow/pictures_per_s": drawn.ids.shape[0] / max(seconds, 1e-9)}
-
     def described(self, rows: Sequence[Mapping[str, Any]], samples: Sequence[Picture]) -> Metrics:
         """How far the pictures of one prompt are from each other."""
         return {DIVERSITY: pictures.diversity(subjects(rows), samples)}
-
-    def text(self, sample: Picture) -> str:
-        """The picture in characters."""
-        return pictures.text(sample)
 
     def rehearsed(self, row: Mapping[str, Any]) -> tuple[Picture, Picture]:
         """An empty picture, and the row's own, where it has one."""

@@ -1,0 +1,48 @@
+"""What the media of flow models have in common: no tokens, and rewards that take every row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from areno_fn.contracts.actions import Metrics
+from areno_fn.contracts.flow import Trajectory
+from areno_fn.contracts.flow_batch import EachReward, JudgedTrajectory
+from areno_fn.world import pictures
+from areno_fn.world.data_row import Row
+from areno_fn.world.pictures import Picture
+from areno_fn.world.rewards import Reward
+
+DIVERSITY = "diversity"
+"""What the mean distance of pictures of one class or prompt is called beside the rewards of an evaluation."""
+
+
+class FlowMedium:
+    """The part of a `Medium` that is the same whatever the pictures are drawn for."""
+
+    __slots__ = ()
+
+    def require_judged(self, rewards: Sequence[Reward], rows: Sequence[Row], prompts: Sequence[Any], spec: Any) -> None:
+        """Every reward of pictures takes every row."""
+
+    def remarks(self, rows: Sequence[Mapping[str, Any]], *, trained: bool) -> list[str]:
+        """Nothing."""
+        del rows, trained
+        return []
+
+    def tokens(self, drawn: Any) -> None:
+        """There are none."""
+
+    def judged(self, drawn: Trajectory, rewards: torch.Tensor, each: EachReward) -> JudgedTrajectory:
+        """The trajectory with its rewards."""
+        return JudgedTrajectory(rollout=drawn, rewards=rewards, each=each)
+
+    def rates(self, drawn: Trajectory, seconds: float) -> Metrics:
+        """Pictures drawn per second."""
+        return {"flow/pictures_per_s": drawn.ids.shape[0] / max(seconds, 1e-9)}
+
+    def text(self, sample: Picture) -> str:
+        """The picture in characters."""
+        return pictures.text(sample)
