@@ -193,7 +193,10 @@ def _legal(type: MediaType) -> str:
 
 def _pixels(path: Path, where: str) -> torch.Tensor:
     with _opened(path, where) as image:
-        pixels = np.asarray(image.convert("RGB"), np.float32)
+        try:
+            pixels = np.asarray(image.convert("RGB"), np.float32)
+        except OSError as error:  # its header is whole, and the rest is not
+            raise DataError(f"{where}: the picture {path} cannot be read ({error})") from error
     return torch.from_numpy(pixels / 255).permute(2, 0, 1).contiguous()
 
 
