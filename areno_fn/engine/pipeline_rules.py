@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.execution import Acquisition
 from areno_fn.contracts.pipeline_io import PipelineIOContract
-from areno_fn.contracts.spec import Levels, Phase, RunSpec
+from areno_fn.contracts.spec import ClipReward, HttpReward, Levels, Phase, RewardSpec, RunSpec
 
 
 def check_pipeline(spec: RunSpec, contract: PipelineIOContract) -> None:
@@ -19,6 +19,7 @@ def check_pipeline(spec: RunSpec, contract: PipelineIOContract) -> None:
     """
     problems = [problem for phase in spec.phases for problem in _phase(phase, contract)]
     if spec.evaluation is not None:
+        problems += _rewards(spec.evaluation.rewards, "evaluation", contract)
         problems += _said("evaluation.denoising.guidance", contract.admit_guidance, spec.evaluation.denoising.guidance)
     if problems:
         raise SpecError("\n".join(problems))
@@ -28,6 +29,7 @@ def _phase(phase: Phase, contract: PipelineIOContract) -> Iterator[str]:
     where, algorithm = f"phases.{phase.name}.algorithm", phase.algorithm
     if algorithm.execution.acquisition is Acquisition.DATASET:
         yield from _said(where, contract.admit_objective, str(algorithm.__struct_config__.tag).removeprefix("flow_"))
+    yield from _rewards(phase.rewards, f"phases.{phase.name}", contract)
     drawn = getattr(algorithm, "denoising", None)
     if isinstance(drawn, Levels):
         yield from _said(f"{where}.denoising.guidance", contract.admit_guidance, drawn.guidance)
@@ -40,6 +42,18 @@ def _phase(phase: Phase, contract: PipelineIOContract) -> Iterator[str]:
             f"{where}.condition_dropout: {contract.family} has no negative prompts, guidance: it is {contract.guidance!r}; "
             f"remove this"
         )
+
+
+def _rewards(rewards: Sequence[RewardSpec], where: str, contract: PipelineIOContract) -> Iterator[str]:
+    """Judges of single pictures are asked about no videos."""
+    if all(output.type != "video" for output in contract.outputs):
+        return
+    for place, reward in enumerate(rewards):
+        if isinstance(reward, ClipReward | HttpReward):
+            yield (
+                f"{where}.rewards.{place}: a reward of kind {reward.__struct_config__.tag!r} judges single pictures, but "
+                f"{contract.family} makes videos; use kind 'function' with a function of (rows, pictures)"
+            )
 
 
 def _said(where: str, admit: Callable[[Any], None], value: Any) -> Iterator[str]:
