@@ -43,7 +43,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(levered, "linear_token_loss", watched)
     monkeypatch.setattr(levered.levered, "__kwdefaults__", {"max_logits": 2 * CONFIG.vocab_size})
-    monkeypatch.setattr(head, "_in_parts", lambda hidden, matrix: hidden.dtype == matrix.dtype)
+    monkeypatch.setattr(head, "in_parts", lambda hidden, matrix: hidden.dtype == matrix.dtype)
     return found
 
 

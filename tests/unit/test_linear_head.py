@@ -40,7 +40,7 @@ def by_parts(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         return kernel(hidden, weight, targets, scale)
 
     monkeypatch.setattr(head, "linear_token_logp", watched)
-    monkeypatch.setattr(head, "_in_parts", lambda hidden, matrix: hidden.dtype == matrix.dtype)
+    monkeypatch.setattr(head, "in_parts", lambda hidden, matrix: hidden.dtype == matrix.dtype)
     return factors
 
 

@@ -61,7 +61,7 @@ def decision_log_probs(
     if targets.shape[0] <= rows:
         return log_probs(policy.logits(params, hidden), targets, sampling, kept)
     matrix = policy.head(params) if isinstance(policy, LinearHead) and not whole else None
-    if isinstance(matrix, torch.Tensor) and _in_parts(hidden, matrix) and not cuts(sampling, policy.vocab_size):
+    if isinstance(matrix, torch.Tensor) and in_parts(hidden, matrix) and not cuts(sampling, policy.vocab_size):
         return linear_token_logp(hidden, matrix, targets, 1 / (sampling.temperature or 1.0))
     leaves, structure = pytree.tree_flatten(params)
     moving = [i for i, x in enumerate(leaves) if _may_move(x)]
@@ -76,7 +76,7 @@ def decision_log_probs(
     return logp, entropy
 
 
-def _in_parts(hidden: torch.Tensor, matrix: torch.Tensor) -> bool:
+def in_parts(hidden: torch.Tensor, matrix: torch.Tensor) -> bool:
     """Whether the vocabulary is cut in parts. On the CPU it is not, so that a row keeps the bits it had in a rollout."""
     return hidden.is_cuda and hidden.dtype == matrix.dtype and not torch.compiler.is_compiling()
 

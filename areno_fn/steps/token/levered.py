@@ -77,6 +77,6 @@ def _matrix(
     if few or is_bitwise(policy) or not isinstance(policy, head.LinearHead):
         return None
     matrix = policy.head(params)
-    if not isinstance(matrix, torch.Tensor) or not head._in_parts(hidden, matrix):
+    if not isinstance(matrix, torch.Tensor) or not head.in_parts(hidden, matrix):
         return None
     return matrix if torch.is_grad_enabled() and (hidden.requires_grad or matrix.requires_grad) else None
