@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Self
+from typing import Self
 
 import attrs
 import torch
 
 from areno_fn.contracts.errors import ModelError
-from areno_fn.contracts.flow import Conditions
 from areno_fn.contracts.flow_adapter import Made, NoiseLevels, Parts
 from areno_fn.contracts.flow_policy import straight
 from areno_fn.contracts.geometry import Size
-from areno_fn.contracts.media import MediaType, Request
+from areno_fn.contracts.media import MediaType
 from areno_fn.contracts.pipeline_io import PipelineIOContract
 from areno_fn.models.module_function import ModuleFunction
 from areno_fn.models.picture_codec import decoded, encoded, require_pictures
@@ -92,17 +90,6 @@ class PackedPictures(PictureAdapter):
 def grid_of(size: Size, side: int) -> tuple[int, int]:
     """How many places of so many pixels a side a picture has, along the height and the width."""
     return size.height // side, size.width // side
-
-
-def conditions_of(request: Request, said: Callable[[str], dict[str, Any]], *, negative: bool) -> Conditions:
-    """The conditions of a request: of its prompt, and of its negative prompt where those are wanted.
-
-    Args:
-        request: without a negative prompt, the negative conditions are those of an empty one.
-        said: the condition of a prompt, first dimensions 1.
-        negative: whether negative conditions are wanted.
-    """
-    return Conditions(positive=said(request.prompt), negative=said(request.negative_prompt or "") if negative else None)
 
 
 def require_two_by_two(class_name: str, taken: int, returned: int, patch: int) -> None:

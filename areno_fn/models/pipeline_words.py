@@ -1,13 +1,15 @@
-"""A pipeline of diffusers without its transformer, asked for what it alone knows: how a prompt is put to a text encoder."""
+"""What prompts become: a pipeline of diffusers without its transformer, which alone knows how one is put to a text encoder."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from areno_fn.contracts.flow import Conditions
+from areno_fn.contracts.media import Request
 from areno_fn.models.diffusers_module import diffusers_class
 
 
@@ -25,6 +27,17 @@ def bare_pipeline(class_name: str, parts: Mapping[str, Any]) -> Any:
     wanted = [p for p in inspect.signature(kind.__init__).parameters.values() if p.name != "self"]
     needed = {p.name: None for p in wanted if p.default is inspect.Parameter.empty}
     return kind(**needed | {p.name: parts[p.name] for p in wanted if p.name in parts})
+
+
+def conditions_of(request: Request, said: Callable[[str], dict[str, Any]], *, negative: bool) -> Conditions:
+    """The conditions of a request: of its prompt, and of its negative prompt where those are wanted.
+
+    Args:
+        request: without a negative prompt, the negative conditions are those of an empty one.
+        said: the condition of a prompt, first dimensions 1.
+        negative: whether negative conditions are wanted.
+    """
+    return Conditions(positive=said(request.prompt), negative=said(request.negative_prompt or "") if negative else None)
 
 
 def filled_up(states: torch.Tensor, length: int) -> torch.Tensor:

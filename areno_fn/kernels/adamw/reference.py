@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 
@@ -15,7 +14,7 @@ def update(
     nu: Sequence[torch.Tensor],
     stored: torch.dtype,
     decay: Sequence[float],
-    factors: Any,
+    factors: Sequence[torch.Tensor],
     betas: tuple[float, float],
     eps: float,
 ) -> tuple[list[torch.Tensor], ...]:
@@ -36,7 +35,7 @@ def update_in_place(
     nu: Sequence[torch.Tensor],
     stored: Sequence[torch.Tensor],
     decay: Sequence[float],
-    factors: Any,
+    factors: Sequence[torch.Tensor],
     betas: tuple[float, float],
     eps: float,
 ) -> None:
@@ -53,7 +52,7 @@ def _moved(
     mu: Sequence[torch.Tensor],
     nu: Sequence[torch.Tensor],
     decay: Sequence[float],
-    factors: Any,
+    factors: Sequence[torch.Tensor],
     betas: tuple[float, float],
     eps: float,
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import torch
 import triton
@@ -27,7 +26,7 @@ def update(
     nu: Sequence[torch.Tensor],
     stored: torch.dtype,
     decay: Sequence[float],
-    factors: Any,
+    factors: Sequence[torch.Tensor],
     betas: tuple[float, float],
     eps: float,
 ) -> tuple[list[torch.Tensor], ...]:
@@ -47,7 +46,7 @@ def update_in_place(
     nu: Sequence[torch.Tensor],
     stored: Sequence[torch.Tensor],
     decay: Sequence[float],
-    factors: Any,
+    factors: Sequence[torch.Tensor],
     betas: tuple[float, float],
     eps: float,
 ) -> None:
@@ -61,7 +60,7 @@ def update_in_place(
 def _launch(
     columns: Sequence[Sequence[torch.Tensor]],
     decay: Sequence[float],
-    factors: Any,
+    factors: Sequence[torch.Tensor],
     betas: tuple[float, float],
     eps: float,
 ) -> None:

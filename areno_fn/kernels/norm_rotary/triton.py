@@ -92,10 +92,15 @@ def backward(
     return dqkv, summed(for_q, q_weight.dtype), summed(for_k, k_weight.dtype)
 
 
+def heads_at_once(heads: int, shared: int) -> int:
+    """Heads of a tile, which divide those of the queries and those of the keys."""
+    common = math.gcd(heads, shared)
+    return max(n for n in range(1, min(common, HEADS) + 1) if common % n == 0)
+
+
 def walk(heads: int, shared: int, size: int) -> Steps:
     """The steps of a program, whose rows are heads of one kind: all queries or all keys."""
-    common = math.gcd(heads, shared)
-    taken = max(n for n in range(1, min(common, HEADS) + 1) if common % n == 0)
+    taken = heads_at_once(heads, shared)
     threads = 2 * warps(2 * triton.next_power_of_2(taken) * triton.next_power_of_2(size // 2))
     # more programs than run at once, because tiles of values are done sooner than those of queries
     return Steps(rows=taken, warps=threads, stages=1, held=48)

@@ -5,16 +5,12 @@ Rounded where `norm_rotary` rounds. A decoding step has few tokens, so that a pr
 
 from __future__ import annotations
 
-import math
-
 import torch
 import triton
 import triton.language as tl
 
 from areno_fn.kernels.launch import ROUNDING, on_device_of, warps, wide
-
-HEADS = 8
-"""Heads of a tile at most."""
+from areno_fn.kernels.norm_rotary.triton import heads_at_once
 
 
 def forward(
@@ -35,8 +31,7 @@ def forward(
     q = torch.empty(count, heads, size, dtype=qkv.dtype, device=qkv.device)
     if not q.numel():
         return q
-    common = math.gcd(heads, shared)
-    taken = max(n for n in range(1, min(common, HEADS) + 1) if common % n == 0)
+    taken = heads_at_once(heads, shared)
     tile, columns = triton.next_power_of_2(taken), triton.next_power_of_2(size // 2)
     some_q, some_k = (qkv if w is None else w for w in (q_weight, k_weight))
     with on_device_of(qkv):

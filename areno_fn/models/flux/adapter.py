@@ -17,8 +17,9 @@ from areno_fn.models.diffusers_module import diffusers_module
 from areno_fn.models.flux import CLASS, FluxConfig, config_from_hf
 from areno_fn.models.noise_levels import euler_levels
 from areno_fn.models.packing import packed, unpacked
-from areno_fn.models.picture_adapter import PackedPictures, conditions_of, grid_of, require_two_by_two
+from areno_fn.models.picture_adapter import PackedPictures, grid_of, require_two_by_two
 from areno_fn.models.picture_codec import compression, decoded, encoded, require_pictures
+from areno_fn.models.pipeline_words import conditions_of
 from areno_fn.models.text_towers import clip_pooled, t5_states
 
 TEXT = 512

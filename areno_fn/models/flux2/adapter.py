@@ -20,9 +20,9 @@ from areno_fn.models.flux2 import CLASS, Flux2Config, config_from_hf
 from areno_fn.models.flux2.velocity import velocity
 from areno_fn.models.noise_levels import euler_levels
 from areno_fn.models.packing import packed, unpacked
-from areno_fn.models.picture_adapter import PackedPictures, conditions_of, grid_of, require_two_by_two
+from areno_fn.models.picture_adapter import PackedPictures, grid_of, require_two_by_two
 from areno_fn.models.picture_codec import compression, require_pictures
-from areno_fn.models.pipeline_words import bare_pipeline
+from areno_fn.models.pipeline_words import bare_pipeline, conditions_of
 
 SIDE = 128
 """Latents along a side of the default size."""

@@ -21,7 +21,7 @@ from areno_fn.models.ltx2.velocity import Streams, guide, velocity
 from areno_fn.models.module_function import ModuleFunction
 from areno_fn.models.noise_levels import euler_levels
 from areno_fn.models.packing import packed, unpacked
-from areno_fn.models.pipeline_words import bare_pipeline
+from areno_fn.models.pipeline_words import bare_pipeline, conditions_of
 from areno_fn.models.video_codec import require_videos
 
 TEXT = 1024
@@ -133,9 +133,7 @@ class LTX2Adapter:
             text, audio_text, marks = connectors(states.to(connectors.dtype), mask, padding_side=side)
             return {"text": text, "audio_text": audio_text, "words": marks}
 
-        return Conditions(
-            positive=said(request.prompt), negative=said(request.negative_prompt or "") if negative else None
-        )
+        return conditions_of(request, said, negative=negative)
 
     def encode_output(self, parts: Parts, made: Made) -> torch.Tensor:
         """Clean latents [B, n] of videos and their sound."""

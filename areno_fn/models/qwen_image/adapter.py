@@ -22,9 +22,9 @@ from areno_fn.contracts.pipeline_io import PipelineIOContract
 from areno_fn.models.diffusers_module import diffusers_module
 from areno_fn.models.noise_levels import euler_levels
 from areno_fn.models.packing import packed, unpacked
-from areno_fn.models.picture_adapter import PackedPictures, conditions_of, grid_of
+from areno_fn.models.picture_adapter import PackedPictures, grid_of
 from areno_fn.models.picture_codec import require_pictures
-from areno_fn.models.pipeline_words import bare_pipeline, filled_up
+from areno_fn.models.pipeline_words import bare_pipeline, conditions_of, filled_up
 from areno_fn.models.qwen_image import CLASS, QwenImageConfig, config_from_hf
 from areno_fn.models.qwen_image.velocity import guide, velocity
 from areno_fn.models.video_codec import decoded, encoded

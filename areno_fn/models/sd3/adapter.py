@@ -15,8 +15,9 @@ from areno_fn.contracts.media import Request
 from areno_fn.contracts.pipeline_io import PipelineIOContract
 from areno_fn.models.diffusers_module import diffusers_module
 from areno_fn.models.noise_levels import euler_levels
-from areno_fn.models.picture_adapter import LatentPictures, conditions_of, grid_of
+from areno_fn.models.picture_adapter import LatentPictures, grid_of
 from areno_fn.models.picture_codec import compression
+from areno_fn.models.pipeline_words import conditions_of
 from areno_fn.models.sd3 import CLASS, SD3Config, config_from_hf
 from areno_fn.models.text_towers import clip_states, t5_states
 

@@ -24,7 +24,7 @@ from areno_fn.models.diffusers_module import diffusers_module
 from areno_fn.models.module_function import ModuleFunction
 from areno_fn.models.noise_levels import euler_levels, unipc_levels
 from areno_fn.models.picture_codec import require_pictures
-from areno_fn.models.pipeline_words import bare_pipeline
+from areno_fn.models.pipeline_words import bare_pipeline, conditions_of
 from areno_fn.models.video_codec import decoded, encoded, encoded_pixels, require_videos, scaled
 from areno_fn.models.wan import CLASS, WanConfig, config_from_hf
 from areno_fn.models.wan.velocity import by_level, velocity
@@ -134,9 +134,7 @@ class WanAdapter:
             given = {"do_classifier_free_guidance": False, "max_sequence_length": TEXT, "device": device}
             return {"text": words.encode_prompt([prompt], **given)[0], **beside}
 
-        return Conditions(
-            positive=said(request.prompt), negative=said(request.negative_prompt or "") if negative else None
-        )
+        return conditions_of(request, said, negative=negative)
 
     def encode_output(self, parts: Parts, made: Made) -> torch.Tensor:
         """Clean latents [B, c, F, h, w] of videos."""

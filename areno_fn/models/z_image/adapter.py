@@ -19,9 +19,9 @@ from areno_fn.contracts.media import Request
 from areno_fn.contracts.pipeline_io import PipelineIOContract
 from areno_fn.models.diffusers_module import diffusers_module
 from areno_fn.models.noise_levels import euler_levels
-from areno_fn.models.picture_adapter import LatentPictures, conditions_of, grid_of
+from areno_fn.models.picture_adapter import LatentPictures, grid_of
 from areno_fn.models.picture_codec import compression
-from areno_fn.models.pipeline_words import bare_pipeline, filled_up
+from areno_fn.models.pipeline_words import bare_pipeline, conditions_of, filled_up
 from areno_fn.models.z_image import CLASS, config_from_hf
 from areno_fn.models.z_image.velocity import velocity
 
