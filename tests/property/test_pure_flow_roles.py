@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from flow_recipe_toys import KEY, POLICY, prompts, start
+from flow_recipe_toys import POLICY, STILL, drawn, start, taught, worth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import areno_fn as af
 from areno_fn import tree
+from areno_fn.contracts.flow import Trajectory
 from areno_fn.contracts.flow_batch import JudgedTrajectory
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.record import replace
@@ -26,8 +27,8 @@ from areno_fn.contracts.spec import (
     FlowTDMR1,
     StudentDenoising,
 )
-from areno_fn.steps.optimizers import layout, optimizer_from
-from areno_fn.steps.recipes import FAKE, SURROGATE, TEACHER, Algorithm, Materials, Teaching, build
+from areno_fn.steps.optimizers import layout
+from areno_fn.steps.recipes import FAKE, SURROGATE, TEACHER, Algorithm
 from areno_fn.steps.recipes.flow_match import SLOW, SLOW_UPDATES
 from areno_fn.testing import laws
 
@@ -50,23 +51,14 @@ def roles_of(spec: FlowTaught) -> RoleLayout:
     return RoleLayout(roles=(*trained, *taught))
 
 
-def begun(spec: FlowTaught, key: Key = KEY) -> tuple[Algorithm, af.TrainState]:
-    movers = {role: af.adamw(AdamWSpec(role=role, lr=1e-2), 10) for role in spec.roles}
-    teachers = {"folder": Teaching(role=TEACHER, policy=POLICY)}
-    algorithm = build(spec, Materials(policy=POLICY, optimizers=movers, teachers=teachers), None)
-    teacher = {TEACHER: tree.map(lambda x: 0.8 * x, start())} if spec.teacher else {}
-    state = af.TrainState(
-        params={"actor": start()} | teacher, optim={}, snapshots={}, counters=af.Counters(), key=key, cursor=af.Cursor()
-    )
-    return algorithm, algorithm.begin(state)
+def begun(spec: FlowTaught) -> tuple[Algorithm, af.TrainState]:
+    teacher = (POLICY, tree.map(lambda x: 0.8 * x, start())) if spec.teacher else None
+    return taught(spec, {role: af.adamw(AdamWSpec(role=role, lr=1e-2), 10) for role in spec.roles}, teacher)
 
 
-def batch_of(spec: FlowTaught, algorithm: Algorithm, state: af.TrainState) -> Any:
-    assert algorithm.sample is not None
-    drawn = algorithm.sample(state, prompts(3))
-    if not isinstance(spec, FlowTDMR1):
-        return drawn
-    return JudgedTrajectory(rollout=drawn, rewards=drawn.final.mean((1, 2, 3)))
+def batch_of(spec: FlowTaught, algorithm: Algorithm, state: af.TrainState) -> Trajectory | JudgedTrajectory:
+    batch = drawn(algorithm, state)
+    return worth(batch) if isinstance(spec, FlowTDMR1) else batch
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -93,28 +85,13 @@ def test_an_iteration_moves_its_roles_and_nothing_else(name: str) -> None:
 def test_S3_a_turn_leaves_the_other_roles_bit_for_bit(role: str, seed: int, rewards: list[int]) -> None:
     """All other optimizers move nothing, so that what changes is what the turn of one role has changed."""
     spec = FlowTDMR1(**SMALL)
-    held = (lambda params: (), lambda gradients, memory, params: (tree.map(torch.zeros_like, gradients), memory))
-    movers = {
-        name: af.adamw(AdamWSpec(role=name, lr=1e-2), 10) if name == role else optimizer_from(held)
-        for name in spec.roles
-    }
-    algorithm = build(spec, Materials(policy=POLICY, optimizers=movers), None)
-    state = algorithm.begin(
-        af.TrainState(
-            params={"actor": start()},
-            optim={},
-            snapshots={},
-            counters=af.Counters(),
-            key=Key.of(seed),
-            cursor=af.Cursor(),
-        )
-    )
+    movers = dict.fromkeys(spec.roles, STILL) | {role: af.adamw(AdamWSpec(role=role, lr=1e-2), 10)}
+    algorithm, state = taught(spec, movers, key=Key.of(seed))
     # a fake and a surrogate that have learned something, so that every turn has something to move for
     params = state.params | {other: tree.map(lambda x: 0.9 * x, state.params[other]) for other in (FAKE, SURROGATE)}
     state = replace(state, params=params)
-    batch = batch_of(spec, algorithm, state)
-    worth = replace(batch, rewards=torch.tensor(rewards, dtype=torch.float32))
-    after, _ = algorithm.step(state, worth)
+    judged = worth(drawn(algorithm, state), torch.tensor(rewards, dtype=torch.float32))
+    after, _ = algorithm.step(state, judged)
     for name in spec.roles:
         assert tree.equal(after.params[name], state.params[name]) == (name != role)
     assert tree.equal(after.snapshots["reference"], state.snapshots["reference"])

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from flow_recipe_toys import KEY, MOVED, POLICY, prompts, start
+from flow_recipe_toys import KEY, POLICY, STILL, drawn, prompts, taught, worth
 
 import areno_fn as af
 from areno_fn import tree
 from areno_fn.contracts.actions import Sums
-from areno_fn.contracts.flow import Trajectory
-from areno_fn.contracts.flow_batch import JudgedTrajectory, Velocities
+from areno_fn.contracts.flow_batch import Velocities
 from areno_fn.contracts.record import replace
 from areno_fn.contracts.spec import (
     AdamWSpec,
@@ -33,42 +32,9 @@ from areno_fn.models.digits_dit import DiTConfig
 from areno_fn.models.digits_dit.model import DiTPolicy, init
 from areno_fn.steps.flow.noise import latent_noise
 from areno_fn.steps.flow.times import Times, times_between
-from areno_fn.steps.optimizers import optimizer_from
-from areno_fn.steps.recipes import Algorithm, Materials, Teaching, build
+from areno_fn.steps.recipes import Teaching
 
 ROLES = ("actor", "fake", "surrogate")
-STILL = optimizer_from(
-    (lambda params: (), lambda gradients, state, params: (tree.map(torch.zeros_like, gradients), state))
-)
-"""An optimizer that moves nothing."""
-
-
-def made(
-    spec: FlowTaught,
-    movers: Mapping[str, Any] | None = None,
-    teacher: Any = None,
-    losses: Any = None,
-    **materials: Any,
-) -> tuple[Algorithm, af.TrainState]:
-    """An algorithm, and the state that a phase of it begins with."""
-    moved = {role: (movers or {}).get(role) or af.sgd(MOVED, 10) for role in spec.roles}
-    if teacher is not None:
-        materials["teachers"] = {"folder": Teaching(role="teacher", policy=teacher[0])}
-    algorithm = build(spec, Materials(policy=POLICY, optimizers=moved, **materials), losses)
-    params = {"actor": start()} | ({} if teacher is None else {"teacher": teacher[1]})
-    state = af.TrainState(params=params, optim={}, snapshots={}, counters=af.Counters(), key=KEY, cursor=af.Cursor())
-    return algorithm, algorithm.begin(state)
-
-
-def drawn(algorithm: Algorithm, state: af.TrainState) -> Trajectory:
-    assert algorithm.sample is not None
-    found = algorithm.sample(state, prompts(3))
-    assert isinstance(found, Trajectory)
-    return found
-
-
-def worth(batch: Trajectory, rewards: torch.Tensor | None = None) -> JudgedTrajectory:
-    return JudgedTrajectory(rollout=batch, rewards=batch.final.mean((1, 2, 3)) if rewards is None else rewards)
 
 
 def by_autograd(params: Any, loss: Callable[[Any], torch.Tensor], rate: float = 0.1) -> Any:
@@ -92,7 +58,7 @@ def column(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("spec", [FlowDMD2(), FlowTDM(), FlowTDMR1(samples=2)])
 def test_every_role_begins_as_the_actor_in_memory_of_its_own(spec: FlowTaught) -> None:
-    _, state = made(spec)
+    _, state = taught(spec)
     assert set(state.params) == set(state.optim) == set(spec.roles)
     for role in spec.roles:
         assert tree.equal(state.params[role], state.params["actor"])
@@ -105,7 +71,7 @@ def test_every_role_begins_as_the_actor_in_memory_of_its_own(spec: FlowTaught) -
 
 def test_a_phase_begins_with_another_copy_and_fresh_moments() -> None:
     adam = {role: af.adamw(AdamWSpec(lr=1e-2), 10) for role in ROLES}
-    algorithm, state = made(FlowDMD2(fake_updates=1), adam)
+    algorithm, state = taught(FlowDMD2(fake_updates=1), adam)
     after, _ = algorithm.step(state, drawn(algorithm, state))
     assert not tree.equal(after.params["fake"], after.params["actor"])
     again = algorithm.begin(after)
@@ -127,7 +93,7 @@ def test_micro_batches_change_no_update(spec: FlowTaught) -> None:
     """Of 2 latents, of which 4 are drawn more: groups of 2 stay whole."""
     found = []
     for most in (0, 2):
-        algorithm, state = made(spec, micro_rows=most)
+        algorithm, state = taught(spec, micro_rows=most)
         batch = drawn(algorithm, state)
         after, metrics = algorithm.step(state, worth(batch) if isinstance(spec, FlowTDMR1) else batch)
         found.append((after.params, metrics))
@@ -142,7 +108,7 @@ def test_micro_batches_change_no_update(spec: FlowTaught) -> None:
 
 def test_an_iteration_of_dmd2_by_autograd() -> None:
     """An update of the fake on what the generator sees, noised, and one of the generator by the difference of the judges."""
-    algorithm, state = made(FlowDMD2(samples=2, fake_updates=1, denoising=FewSteps(steps=3, shift=2.0)))
+    algorithm, state = taught(FlowDMD2(samples=2, fake_updates=1, denoising=FewSteps(steps=3, shift=2.0)))
     # judges that differ, so that there is something to learn
     state = replace(state, params={**state.params, "fake": tree.map(lambda x: 0.9 * x, state.params["fake"])})
     batch = drawn(algorithm, state)
@@ -192,7 +158,7 @@ def test_an_iteration_of_dmd2_by_autograd() -> None:
 def test_an_iteration_of_tdm_by_autograd(query: Any) -> None:
     """All steps at once: the end of a step is carried on to the level of the judges, and the loss is a Huber loss."""
     spec = FlowTDM(fake_updates=1, denoising=FewSteps(steps=2), query=query, huber=0.05)
-    algorithm, state = made(spec, {"fake": af.sgd(SGDSpec(lr=1e-12, max_grad_norm=0.0), 10)})
+    algorithm, state = taught(spec, {"fake": af.sgd(SGDSpec(lr=1e-12, max_grad_norm=0.0), 10)})
     state = replace(state, params={**state.params, "fake": tree.map(lambda x: 0.9 * x, state.params["fake"])})
     batch = drawn(algorithm, state)
     labels, sigmas = batch.conditions.positive, batch.schedule.sigmas.tolist()
@@ -228,7 +194,7 @@ def test_an_iteration_of_tdm_by_autograd(query: Any) -> None:
 @pytest.mark.parametrize("spec", [FlowDMD2(fake_updates=3), FlowTDM(fake_updates=3), FlowTDMR1(samples=2)])
 def test_while_the_judges_agree_the_generator_stands_still(spec: FlowTaught) -> None:
     """A fake that does not move is the teacher, from whom it began as; so is a surrogate. The gradient is exactly 0."""
-    algorithm, state = made(spec, {"fake": STILL, "surrogate": STILL})
+    algorithm, state = taught(spec, {"fake": STILL, "surrogate": STILL})
     batch = drawn(algorithm, state)
     after, metrics = algorithm.step(state, worth(batch) if isinstance(spec, FlowTDMR1) else batch)
     assert metrics["train/grad_norm"] == metrics["flow/gap"] == 0
@@ -244,7 +210,7 @@ def test_every_update_of_the_fake_has_levels_of_its_own() -> None:
         total = found.velocity.square().mean()
         return Sums(total=total, weight=total.new_tensor(1.0), stats={}, peaks={})
 
-    algorithm, state = made(FlowDMD2(fake_updates=3), losses={"fake": loss})
+    algorithm, state = taught(FlowDMD2(fake_updates=3), losses={"fake": loss})
     algorithm.step(state, drawn(algorithm, state))
     assert len(seen) == 3 and not torch.equal(seen[0], seen[1]) and not torch.equal(seen[1], seen[2])
 
@@ -259,7 +225,7 @@ def test_a_teacher_of_a_folder_is_another_model_and_is_asked_with_its_own_guidan
     gaps = []
     for guidance in (1.0, 3.0):
         spec = FlowDMD2(fake_updates=1, teacher="folder", teacher_guidance=guidance)
-        algorithm, state = made(spec, {"fake": STILL}, (policy, params))
+        algorithm, state = taught(spec, {"fake": STILL}, (policy, params))
         assert state.snapshots == {}, "a teacher that is a role needs no snapshot"
         batch = drawn(algorithm, state)
         after, metrics = algorithm.step(state, batch)
@@ -272,7 +238,7 @@ def test_a_teacher_of_a_folder_is_another_model_and_is_asked_with_its_own_guidan
 
 
 def test_equal_rewards_teach_a_surrogate_nothing() -> None:
-    algorithm, state = made(FlowTDMR1(samples=2, fake_updates=1))
+    algorithm, state = taught(FlowTDMR1(samples=2, fake_updates=1))
     batch = drawn(algorithm, state)
     after, metrics = algorithm.step(state, worth(batch, torch.ones(6)))
     assert metrics["surrogate/grad_norm"] == metrics["rollout/advantage_std"] == 0
@@ -283,7 +249,7 @@ def test_equal_rewards_teach_a_surrogate_nothing() -> None:
 def test_the_first_update_of_a_surrogate_by_autograd() -> None:
     """At the teacher every group has the weight 1/2: the gradient is that of mean A d / 2, each step by k / T and its noise."""
     spec = FlowTDMR1(samples=4, fake_updates=1, denoising=FewSteps(steps=2), scale="none", trust=0.0, runaway=0.0)
-    algorithm, state = made(spec)
+    algorithm, state = taught(spec)
     batch = drawn(algorithm, state)
     rewards = torch.linspace(-1, 1, 12) ** 3
     advantage = rewards - rewards.reshape(3, 4).mean(1, keepdim=True).expand(3, 4).reshape(-1)
@@ -315,7 +281,7 @@ def test_the_first_update_of_a_surrogate_by_autograd() -> None:
 
 def test_the_surrogate_is_followed_by_an_average_whose_decay_rises() -> None:
     """Decays .2 and .3, the cap: s1 = .2 p0 + .8 p1, s2 = .3 s1 + .7 p2."""
-    algorithm, state = made(FlowTDMR1(samples=2, fake_updates=1, slow=Forgetting(start=0.2, rate=0.2, cap=0.3)))
+    algorithm, state = taught(FlowTDMR1(samples=2, fake_updates=1, slow=Forgetting(start=0.2, rate=0.2, cap=0.3)))
     passed = [state]
     for _ in range(2):
         state, _ = algorithm.step(passed[-1], worth(drawn(algorithm, passed[-1])))
@@ -331,7 +297,7 @@ def test_a_better_sample_becomes_likelier_for_the_surrogate() -> None:
     """After a step down its gradient the velocity error of what has a positive advantage has fallen against the other's."""
     spec = FlowTDMR1(samples=2, fake_updates=1, denoising=FewSteps(steps=1))
     small = {"surrogate": af.sgd(SGDSpec(lr=1e-3, max_grad_norm=0.0, weight_decay=0.0, momentum=0.0), 10)}
-    algorithm, state = made(spec, small)
+    algorithm, state = taught(spec, small)
     batch = drawn(algorithm, state)
     rewards = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 0.0])
     after, _ = algorithm.step(state, worth(batch, rewards))
@@ -355,7 +321,7 @@ def test_a_better_sample_becomes_likelier_for_the_surrogate() -> None:
 @pytest.mark.parametrize(("dynamics", "level", "space"), [("ode", 0.0, "velocity"), ("flow_sde", 0.6, "gaussian")])
 def test_a_student_that_is_its_teacher_learns_nothing(dynamics: Any, level: float, space: Any) -> None:
     spec = FlowDistill(denoising=StudentDenoising(steps=3, dynamics=dynamics, level=level), space=space)
-    algorithm, state = made(spec)
+    algorithm, state = taught(spec)
     after, metrics = algorithm.step(state, drawn(algorithm, state))
     assert metrics["train/loss"] == metrics["train/grad_norm"] == metrics["flow/kl"] == 0
     assert tree.equal(after.params, state.params)
@@ -368,7 +334,7 @@ def test_guidance_becomes_the_student_s_own_by_autograd(dynamics: Any) -> None:
     noisy = dynamics != "ode"
     levels = StudentDenoising(steps=3, dynamics=dynamics, level=0.6 if noisy else 0.0)
     spec = FlowDistill(teacher_guidance=3.0, denoising=levels, space="gaussian" if noisy else "velocity")
-    algorithm, state = made(spec)
+    algorithm, state = taught(spec)
     batch = drawn(algorithm, state)
     labels, sigmas = batch.conditions.positive, batch.schedule.sigmas.tolist()
     steps = (0, 1) if noisy else (0, 1, 2)
@@ -406,7 +372,7 @@ def test_a_student_comes_nearer_to_a_teacher_of_another_size() -> None:
         init(policy.config, KEY),
     )
     spec = FlowDistill(samples=4, teacher="folder", denoising=StudentDenoising(steps=3))
-    algorithm, state = made(spec, {"actor": af.adamw(AdamWSpec(lr=1e-2), 20)}, (policy, teacher))
+    algorithm, state = taught(spec, {"actor": af.adamw(AdamWSpec(lr=1e-2), 20)}, (policy, teacher))
     told = []
     for _ in range(12):
         state, metrics = algorithm.step(state, drawn(algorithm, state))
@@ -429,7 +395,7 @@ def test_each_teacher_is_asked_about_its_own_data_set() -> None:
     }
     teachers = [Teacher(path="one", data=["a"]), Teacher(path="two", data=["b", "c"])]
     spec = FlowDistill(teachers=teachers, denoising=StudentDenoising(steps=2))
-    algorithm, state = made(
+    algorithm, state = taught(
         spec,
         teachers={
             path: Teaching(role=role, policy=policies[role]) for path, role in (("one", "first"), ("two", "second"))
