@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
+import torch
 
 from areno_fn.contracts.errors import RecordError
 from areno_fn.contracts.spec import Group, MuonSpec, OptimizerSpec
@@ -36,8 +37,8 @@ class Optimizer:
     """
 
     init: Callable[[Any], Any]
-    apply: Callable[[Any, Any, Any], tuple[Any, Any, dict[str, Any]]]
-    apply_in_place: Callable[[Any, Any, Any], tuple[Any, Any, dict[str, Any]]] | None = None
+    apply: Callable[[Any, Any, Any], tuple[Any, Any, dict[str, torch.Tensor]]]
+    apply_in_place: Callable[[Any, Any, Any], tuple[Any, Any, dict[str, torch.Tensor]]] | None = None
 
 
 @attrs.frozen(kw_only=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import attrs
 
@@ -214,7 +214,7 @@ def _other_size(request: Request, size: Size) -> str | None:
     return None
 
 
-def require_condition(names: Any, where: str) -> None:
+def require_condition(names: Iterable[str], where: str) -> None:
     """Refuses names of conditions that belong to something else.
 
     Raises:

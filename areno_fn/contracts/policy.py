@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 
@@ -44,7 +44,7 @@ class Cache:
 class ComputesAgain(Protocol):
     """A policy whose layers can be computed again in the backward pass, instead of keeping what they made."""
 
-    def computing_again(self, every: int) -> Any:
+    def computing_again(self, every: int) -> Self:
         """The same policy, of which every so many-th layer, from the first, keeps its input alone; 0 for none."""
         ...
 

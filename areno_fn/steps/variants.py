@@ -120,7 +120,7 @@ def ema_decay(spec: EMA, updates: int) -> float:
 
 def averaging(state: TrainState, role: str = "actor", shelf: Shelf = Shelf()) -> TrainState:
     """The state with an average of a role that begins here."""
-    average = shelf.put(ema_begin(in_full(state, role)))
+    average = shelf.put(ema_begin(masters_in(state, role)))
     return replace(
         state,
         snapshots={**state.snapshots, AVERAGE: average},
@@ -138,7 +138,7 @@ def averaged(state: TrainState, spec: EMA, role: str = "actor", shelf: Shelf = S
     if seen % spec.every:
         return counted
     decay = ema_decay(spec, updates) if seen > spec.start else 0.0
-    moved = shelf.put(ema_update(shelf.take(state.snapshots[AVERAGE]), in_full(state, role), decay))
+    moved = shelf.put(ema_update(shelf.take(state.snapshots[AVERAGE]), masters_in(state, role), decay))
     return replace(
         counted,
         snapshots={**state.snapshots, AVERAGE: moved},
@@ -146,7 +146,7 @@ def averaged(state: TrainState, spec: EMA, role: str = "actor", shelf: Shelf = S
     )
 
 
-def in_full(state: TrainState, role: str = "actor") -> Any:
+def masters_in(state: TrainState, role: str = "actor") -> Any:
     """What the optimizer of a role moves: float32 masters, where parameters are derived from them."""
     return masters_of(state.params[role], state.optim.get(role))
 

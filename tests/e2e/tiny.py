@@ -85,6 +85,12 @@ class Done:
     out: str
     err: str
 
+    @property
+    def refused(self) -> list[str]:
+        """The sentences of a command that was refused."""
+        assert (self.code, self.out) == (2, "")
+        return [line.removeprefix("error: ") for line in self.err.splitlines()]
+
 
 def write_spec(folder: Path, text: str = SPEC, name: str = "tiny.toml") -> Path:
     folder.mkdir(parents=True, exist_ok=True)

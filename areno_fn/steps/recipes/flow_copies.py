@@ -13,7 +13,7 @@ from areno_fn.contracts.spec import FlowGrouped, FlowReferred, Forgetting, copie
 from areno_fn.contracts.state import TrainState
 from areno_fn.steps.flow.decay import ramped_decay
 from areno_fn.steps.recipes.algorithm import ACTOR, Materials, beginning, start_of
-from areno_fn.steps.variants import AVERAGE, Shelf, ema_begin, ema_params, ema_update, in_full, snapshot
+from areno_fn.steps.variants import AVERAGE, Shelf, ema_begin, ema_params, ema_update, masters_in, snapshot
 
 OLD, SAMPLER = "old", "sampler"
 """The snapshots of the copies."""
@@ -30,7 +30,7 @@ def flow_beginning(spec: FlowReferred, materials: Materials) -> Callable[[TrainS
         state = ready(state)
         if not copies:
             return state
-        made = {name: materials.shelves[name].put(ema_begin(in_full(state))) for name in copies}
+        made = {name: materials.shelves[name].put(ema_begin(masters_in(state))) for name in copies}
         return replace(
             state,
             snapshots={**state.snapshots, **made},
@@ -57,7 +57,7 @@ def nearer(spec: Forgetting, state: TrainState, name: str, made: int, shelf: She
         shelf: where the copy lies.
     """
     decay = ramped_decay(made, start=spec.start, flat=spec.flat, rate=spec.rate, cap=spec.cap)
-    return shelf.put(ema_update(shelf.take(state.snapshots[name]), in_full(state, role), decay))
+    return shelf.put(ema_update(shelf.take(state.snapshots[name]), masters_in(state, role), decay))
 
 
 def updates_made(state: TrainState) -> int:

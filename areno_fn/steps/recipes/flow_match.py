@@ -40,7 +40,7 @@ from areno_fn.steps.recipes.flow_taught import (
 from areno_fn.steps.recipes.sampled import iterated
 from areno_fn.steps.token.report import describe_rewards
 from areno_fn.steps.turns import Turn, in_turns
-from areno_fn.steps.variants import Shelf, ema_begin, ema_params, in_full
+from areno_fn.steps.variants import Shelf, ema_begin, ema_params, masters_in
 
 SLOW = "slow"
 """The snapshot that holds the slow average of the surrogate."""
@@ -104,7 +104,7 @@ def flow_tdm_r1(spec: FlowTDMR1, materials: Materials, losses: Mapping[str, Stag
 
     def begin(state: TrainState) -> TrainState:
         state = ready(state)
-        slow = materials.shelves[SLOW].put(ema_begin(in_full(state, SURROGATE)))
+        slow = materials.shelves[SLOW].put(ema_begin(masters_in(state, SURROGATE)))
         return replace(state, snapshots={**state.snapshots, SLOW: slow})
 
     return Algorithm(begin=begin, sample=algorithm.sample, step=algorithm.step)
