@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 import torch
@@ -82,17 +82,15 @@ def with_one_pass(composed: Optimizer, numbers: Numbers, settings: Mapping[str, 
             paths = list(adam.mu) if len(settings) > 1 else list(leaves)
             own = [leaves[path] for path in paths]
             held = [state.master.get(path, leaf) for path, (leaf, _) in zip(paths, own, strict=True)]
-            new = _by_dtype(
-                [slope for _, slope in own],
-                held,
-                tree.leaves(adam.mu),
-                tree.leaves(adam.nu),
-                [leaf for leaf, _ in own],
-                [settings[label].decay(path, leaf) for path, (leaf, _) in zip(paths, own, strict=True)],
-                Factors(factor, rate, *biases),
-                numbers,
-                in_place,
+            given = _Columns(
+                gradients=[slope for _, slope in own],
+                master=held,
+                mu=tree.leaves(adam.mu),
+                nu=tree.leaves(adam.nu),
+                stored=[leaf for leaf, _ in own],
+                decay=[settings[label].decay(path, leaf) for path, (leaf, _) in zip(paths, own, strict=True)],
             )
+            new = _by_dtype(given, Factors(factor, rate, *biases), numbers, in_place)
             stored |= dict(zip(paths, new.stored, strict=True))
             masters |= dict(zip(paths, new.master, strict=True))
             moments = {"mu": tree.unflatten(adam.mu, new.mu), "nu": tree.unflatten(adam.nu, new.nu)}
@@ -140,31 +138,29 @@ def _write_over(old: Any, new: Any) -> None:
         before.copy_(after)
 
 
-def _by_dtype(
-    gradients: list[torch.Tensor],
-    masters: list[torch.Tensor],
-    mu: list[torch.Tensor],
-    nu: list[torch.Tensor],
-    stored: list[torch.Tensor],
-    decay: list[float],
-    factors: Factors,
-    numbers: Numbers,
-    in_place: bool,
-) -> Updated:
+class _Columns(NamedTuple):
+    """What an update takes of some parameters, in one order; each as `adamw_update_in_place` does."""
+
+    gradients: list[torch.Tensor]
+    master: list[torch.Tensor]
+    mu: list[torch.Tensor]
+    nu: list[torch.Tensor]
+    stored: list[torch.Tensor]
+    decay: list[float]
+
+
+def _by_dtype(given: _Columns, factors: Factors, numbers: Numbers, in_place: bool) -> Updated:
     """One pass for each dtype that parameters are stored in and gradients come in."""
-    kinds = [(leaf.dtype, g.dtype) for leaf, g in zip(stored, gradients, strict=True)]
+    kinds = [(leaf.dtype, slope.dtype) for leaf, slope in zip(given.stored, given.gradients, strict=True)]
     found: dict[int, tuple[torch.Tensor, ...]] = {}
     for kind in dict.fromkeys(kinds):
         chosen = [i for i, own in enumerate(kinds) if own == kind]
-        slopes, old, first, second, kept = (
-            [leaves[i] for i in chosen] for leaves in (gradients, masters, mu, nu, stored)
-        )
-        rates = [decay[i] for i in chosen]
+        gradients, master, mu, nu, stored = ([column[i] for i in chosen] for column in given[:5])
+        decay = [given.decay[i] for i in chosen]
         if in_place:
-            adamw_update_in_place(slopes, old, first, second, kept, rates, factors, numbers.betas, numbers.eps)
-            new = Updated(old, first, second, kept)
+            adamw_update_in_place(gradients, master, mu, nu, stored, decay, factors, numbers.betas, numbers.eps)
+            new = Updated(master, mu, nu, stored)
         else:
-            new = adamw_update(slopes, old, first, second, kind[0], rates, factors, numbers.betas, numbers.eps)
+            new = adamw_update(gradients, master, mu, nu, kind[0], decay, factors, numbers.betas, numbers.eps)
         found |= dict(zip(chosen, zip(*new, strict=True), strict=True))
-    master, first, second, kept = ([found[i][part] for i in range(len(kinds))] for part in range(4))
-    return Updated(master, first, second, kept)
+    return Updated(*([found[i][part] for i in range(len(kinds))] for part in range(4)))
