@@ -13,9 +13,10 @@ from areno_fn.contracts.errors import DataError
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.pages import PagedPolicy
 from areno_fn.contracts.spec import Sampling
-from areno_fn.steps.token import batching
+from areno_fn.steps.token.batching import Batch
 from areno_fn.steps.token.checks import check_stops
 from areno_fn.steps.token.sampling import check_sampling
+from areno_fn.steps.token.sequences import Finished, Prompt, Sample
 
 
 @attrs.frozen(kw_only=True)
@@ -72,9 +73,9 @@ class Server:
         check_stops(policy, stop)
         check_sampling(sampling)
         self._policy, self._sampling = policy, sampling
-        self._open: dict[int, batching.Sample] = {}
+        self._open: dict[int, Sample] = {}
         with torch.no_grad():
-            self._batch = batching.Batch(
+            self._batch = Batch(
                 policy,
                 stop,
                 sampling,
@@ -117,10 +118,10 @@ class Server:
         twice = [name for name in names if name in self._open or names.count(name) > 1]
         if twice:
             raise DataError(f"the name {twice[0]} is in use, and would draw alike; give every request its own name")
-        shared = batching.Prompt(tokens=list(prompt))
+        shared = Prompt(tokens=list(prompt))
         for name in names:
             limit = self._sampling.max_tokens if max_tokens is None else max_tokens
-            sequence = batching.Sample(name=name, prompt=shared, limit=limit)
+            sequence = Sample(name=name, prompt=shared, limit=limit)
             self._batch.add(sequence)
             self._open[name] = sequence
 
@@ -151,7 +152,7 @@ class Server:
             done += self.step()
         return done
 
-    def _completions(self, finished: batching.Finished) -> Iterator[Completion]:
+    def _completions(self, finished: Finished) -> Iterator[Completion]:
         columns = finished.columns
         tokens, logp = columns.tokens.tolist(), columns.logp.tolist()
         ends = zip(columns.lengths.tolist(), columns.stopped.tolist(), strict=True)

@@ -22,11 +22,12 @@ from areno_fn.kernels.paged_attention import paged_attention, write_pages
 from areno_fn.kernels.sample import cases as sample_cases
 from areno_fn.kernels.sample import sample
 from areno_fn.models import FAMILIES
-from areno_fn.steps.token.batching import Batch, Prompt, Sample
+from areno_fn.steps.token.batching import Batch
 from areno_fn.steps.token.experience import experience
 from areno_fn.steps.token.paged_rollout import PagedSampler
 from areno_fn.steps.token.rollout import sampler
 from areno_fn.steps.token.score import act
+from areno_fn.steps.token.sequences import Prompt, Sample
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda")

@@ -17,11 +17,12 @@ from areno_fn.contracts.key import Key
 from areno_fn.contracts.pages import PagedPolicy, Pages
 from areno_fn.contracts.spec import Sampling
 from areno_fn.models.decoder_forward import forward
-from areno_fn.steps.token.batching import Batch, Prompt, Sample
+from areno_fn.steps.token.batching import Batch
 from areno_fn.steps.token.graphs import Steps, buckets
 from areno_fn.steps.token.lanes import Lanes
 from areno_fn.steps.token.paged_rollout import PagedSampler
 from areno_fn.steps.token.rollout import sampler
+from areno_fn.steps.token.sequences import Prompt, Sample
 
 POLICY, PARAMS = tiny("qwen3")
 KEY = Key.of(1)

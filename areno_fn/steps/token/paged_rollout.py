@@ -13,10 +13,11 @@ from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.pages import PagedPolicy
 from areno_fn.contracts.spec import Sampling
-from areno_fn.steps.token.batching import Batch, Finished, Prompt, Sample
+from areno_fn.steps.token.batching import Batch
 from areno_fn.steps.token.checks import check_prompts, check_stops
 from areno_fn.steps.token.lanes import Columns, on_device
 from areno_fn.steps.token.sampling import check_sampling, cuts
+from areno_fn.steps.token.sequences import Finished, Prompt, Sample
 
 SHARE = 0.25
 """Of the memory of a GPU that is free when a cache is allocated, how much it may take."""
