@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
-import torch
 
 from areno_fn.contracts.errors import RecordError
 from areno_fn.contracts.spec import Group, MuonSpec, OptimizerSpec
@@ -37,8 +36,8 @@ class Optimizer:
     """
 
     init: Callable[[Any], Any]
-    apply: Callable[[Any, Any, Any], tuple[Any, Any, dict[str, torch.Tensor]]]
-    apply_in_place: Callable[[Any, Any, Any], tuple[Any, Any, dict[str, torch.Tensor]]] | None = None
+    apply: Callable[[Any, Any, Any], tuple[Any, Any, dict[str, Any]]]
+    apply_in_place: Callable[[Any, Any, Any], tuple[Any, Any, dict[str, Any]]] | None = None
 
 
 @attrs.frozen(kw_only=True)
