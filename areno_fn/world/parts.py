@@ -43,11 +43,12 @@ def load_part(part: Located, root: str, dtype: torch.dtype | None, device: torch
 
 def _class(part: Located) -> Any:
     own = part.library in ("diffusers", "transformers")
+    needed = part.library if own else "diffusers"
     try:
-        importlib.import_module("diffusers")
+        importlib.import_module(needed)
     except ModuleNotFoundError as error:
         raise ModelError(
-            f"the {part.name} is read by {part.library}, which is not installed; pip install 'areno-fn[flow]'"
+            f"the {part.name} is read by {needed}, which is not installed; pip install 'areno-fn[flow]'"
         ) from error
     try:
         library = importlib.import_module(part.library if own else f"diffusers.pipelines.{part.library}")
