@@ -3,9 +3,9 @@
     python tests/serving.py [--requests 10000] [--together 200] [--alone 300] [--seed 0] [--seconds 60]
                             [--device cuda --tolerance 1e-4]
 
-Every batch of requests meets its own server: page size, number of lanes and pages, distribution, arrivals, lengths, samples a
-prompt, cancellations and changes of nothing but the company are drawn. All results are compared with `sampler` on whole
-batches, and `--alone` of them with `sampler` on a single prompt.
+Every batch of requests meets its own server: page size, number of lanes and pages, tokens read a step, distribution, arrivals,
+lengths, samples a prompt, cancellations and changes of nothing but the company are drawn. All results are compared with
+`sampler` on whole batches, and `--alone` of them with `sampler` on a single prompt.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from areno_fn.contracts.key import Key
 from areno_fn.contracts.spec import Sampling
 from areno_fn.engine.serve import Completion, Server
 from areno_fn.models import FAMILIES
+from areno_fn.steps.token.batching import READ_TOKENS
 from areno_fn.steps.token.rollout import sampler
 
 VOCAB = 61
@@ -66,6 +67,7 @@ class Shape:
     rows: int
     page_size: int
     spare: int
+    read_tokens: int = READ_TOKENS
 
 
 def served(
@@ -74,8 +76,8 @@ def served(
     """The completions of all requests that were not cancelled in time, by name; the cache is whole again at the end."""
     longest = max(len(r.prompt) + r.limit for r in requests)
     pages = 1 + -(-longest // shape.page_size) + shape.spare
-    fields = {"rows": shape.rows, "pages": pages, "page_size": shape.page_size, "longest": longest}
-    server = Server(policy, STOP, sampling, params, key, **fields)
+    fields = {"rows": shape.rows, "page_size": shape.page_size, "read_tokens": shape.read_tokens}
+    server = Server(policy, STOP, sampling, params, key, pages=pages, longest=longest, **fields)
     done: dict[int, Completion] = {}
     cancel = {r.arrives + after: [] for r in requests for after in r.cancelled.values()}
     for r in requests:
@@ -185,6 +187,7 @@ def main() -> None:
             rows=source.choice((3, 8, 20, 40)),
             page_size=source.choice((1, 2, 3, 4, 8, 16)),
             spare=source.choice((0, 1, 4, 20, 60)),
+            read_tokens=source.choice((1, 3, 7, 16, 40, READ_TOKENS)),
         )
         key = Key.of(source.randrange(1 << 30))
         requests = drawn_requests(

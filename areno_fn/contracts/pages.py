@@ -58,17 +58,24 @@ class PagedPolicy(TokenPolicy, Protocol):
         ...
 
     def read_into(
-        self, params: Any, tokens: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor, pages: Pages
+        self,
+        params: Any,
+        tokens: torch.Tensor,
+        lengths: torch.Tensor,
+        table: torch.Tensor,
+        pages: Pages,
+        stored: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Reads right-padded texts [B, L] from their beginning and writes them to their pages.
+        """Reads right-padded texts [B, L], from their beginning or from where they were left, and writes them to their pages.
 
         Args:
             lengths: int64 [B], from 1 to L.
-            table: int64 [B, W], with a page for every token.
-            pages: written to.
+            table: int64 [B, W], with a page for every token, those of earlier parts included; no wider than needed is best.
+            pages: written to; read where texts go on.
+            stored: int64 [B], tokens of each text that its pages hold from earlier parts; none where it is omitted.
 
         Returns:
-            The logits [B, V] after each text.
+            The logits [B, V] after the last token of each.
         """
         ...
 

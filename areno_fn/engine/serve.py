@@ -13,7 +13,7 @@ from areno_fn.contracts.errors import DataError
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.pages import PagedPolicy
 from areno_fn.contracts.spec import Sampling
-from areno_fn.steps.token.batching import Batch
+from areno_fn.steps.token.batching import READ_TOKENS, Batch
 from areno_fn.steps.token.checks import check_stops
 from areno_fn.steps.token.sampling import check_sampling
 from areno_fn.steps.token.sequences import Finished, Prompt, Sample
@@ -50,10 +50,13 @@ class Server:
         page_size: tokens a page holds.
         longest: most tokens of a prompt and its completion; the model's positions when omitted.
         capture: whether token steps are captured on a GPU.
+        read_tokens: most tokens of prompts, padding included, that a step reads; a longer prompt is read in parts, one a
+            step, while the other requests go on.
 
     Raises:
         ModelError: a stop token is not in the model's vocabulary.
-        SpecError: the distribution is none, or the cache does not hold one request of `longest` tokens.
+        SpecError: the distribution is none, there is no token to read, or the cache does not hold one request of
+            `longest` tokens.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Server:
         page_size: int = 32,
         longest: int | None = None,
         capture: bool = True,
+        read_tokens: int = READ_TOKENS,
     ) -> None:
         check_stops(policy, stop)
         check_sampling(sampling)
@@ -86,6 +90,7 @@ class Server:
                 longest=policy.max_positions if longest is None else min(longest, policy.max_positions),
                 device=tree.leaves(params)[0].device,
                 capture=capture,
+                read_tokens=read_tokens,
             )
             self._batch.load(params, key)
 

@@ -47,46 +47,76 @@ def read_into(
     lengths: torch.Tensor,
     table: torch.Tensor,
     pages: Pages,
+    stored: torch.Tensor | None = None,
     by: Primitives = ORDINARY,
 ) -> torch.Tensor:
-    """Reads right-padded texts from their beginning and writes them to their pages.
+    """Reads right-padded texts, from their beginning or from where they were left, and writes them to their pages.
+
+    A part that goes on attends to a text's pages from their first one, with the very attention that reads it whole: its
+    queries stand at their own places, and those of earlier places are zero and computed in vain. So a token has the
+    bits it has in the whole text wherever rows do not depend on each other, and only what one layer attends with grows
+    with the text.
 
     Args:
         params: the parameters.
         config: the model they belong to.
         tokens: int64 [B, L]; what stands past a row's length is never read.
         lengths: int64 [B], from 1 to L.
-        table: int64 [B, W], with a page for every token.
-        pages: written to.
+        table: int64 [B, W], with a page for every token, those of earlier parts included.
+        pages: written to; read where texts go on.
+        stored: int64 [B], tokens of each text that its pages hold from earlier parts; none where it is omitted.
         by: what multiplies and attends.
 
     Returns:
-        The logits [B, V] after each text.
+        The logits [B, V] after the last token of each.
 
     Raises:
         ModelError: no tokens or shapes that do not fit; on the CPU also a length outside [1, L], a token outside the
             vocabulary or a table that is too narrow.
     """
-    _check_texts(tokens, lengths, table, pages)
+    _check_texts(tokens, lengths, table, pages, stored)
     batch, longest = tokens.shape
     columns = torch.arange(longest, device=tokens.device)
     last = lengths[:, None] - 1
     tokens = tokens.gather(1, torch.minimum(columns, last))  # past its end a row repeats its last token
     check_tokens(tokens, config.vocab_size, dims=2)
     inside = columns <= last
-    page = table.gather(1, (columns // pages.size).clamp_max(table.shape[1] - 1).expand(batch, longest))
-    places = torch.where(inside, page * pages.size + columns % pages.size, 0).flatten()
-    layout = equal_documents(batch, longest)
+    positions = columns.expand(batch, longest) if stored is None else stored[:, None] + columns
+    page = table.gather(1, (positions // pages.size).clamp_max(table.shape[1] - 1))
+    places = torch.where(inside, page * pages.size + positions % pages.size, 0).flatten()
+    layout, scale = equal_documents(batch, longest), config.head_dim**-0.5
 
     def attend(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
         write_pages(k, v, keys, values, places)
-        return by.packed(q, k, v, layout, config.head_dim**-0.5)
+        if stored is None:
+            return by.packed(q, k, v, layout, scale)
+        return _going_on(q, keys, values, table, positions, inside, scale, by)
 
     ends = torch.arange(batch, device=tokens.device) * longest + last.flatten()
-    hidden = _through(params, config, tokens.flatten(), columns.repeat(batch), pages, attend, by, ends)
+    hidden = _through(params, config, tokens.flatten(), positions.flatten(), pages, attend, by, ends)
     return logits(params, hidden, by)
+
+
+def _going_on(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    table: torch.Tensor,
+    positions: torch.Tensor,
+    inside: torch.Tensor,
+    scale: float,
+    by: Primitives,
+) -> torch.Tensor:
+    """What parts [B, L] of texts attend to: all places of their tables, of which a query sees those up to its own."""
+    batch, room = table.shape[0], table.shape[1] * keys.shape[1]
+    first = torch.arange(batch, device=q.device)[:, None] * room
+    where = torch.where(inside, first + positions, batch * room).flatten()  # padding has a place of its own, behind all
+    spread = q.new_zeros(batch * room + 1, *q.shape[1:]).index_copy_(0, where, q)[:-1]
+    text_keys, text_values = (x[table].flatten(0, 2) for x in (keys, values))
+    out = by.packed(spread, text_keys, text_values, equal_documents(batch, room), scale)
+    return out.index_select(0, where.clamp_max(batch * room - 1))
 
 
 def read_next(
@@ -228,13 +258,17 @@ def _fused(
     return x, by.linear(gated, layer.down, layer.down_bias)
 
 
-def _check_texts(tokens: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor, pages: Pages) -> None:
+def _check_texts(
+    tokens: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor, pages: Pages, stored: torch.Tensor | None
+) -> None:
     fits = tokens.ndim == table.ndim == 2 and tokens.numel() > 0 and lengths.shape == tokens.shape[:1]
     if not fits or table.shape[0] != tokens.shape[0]:
         raise ModelError(
             "read_into: tokens must be [B, L] with at least one token, lengths [B] and table [B, W], "
             f"received {list(tokens.shape)}, {list(lengths.shape)} and {list(table.shape)}"
         )
+    if stored is not None and stored.shape != lengths.shape:
+        raise ModelError(f"read_into: stored must be [B] for {len(lengths)} rows, received {list(stored.shape)}")
     if not at_hand(lengths):
         return
     low, high = (int(x) for x in lengths.aminmax())
@@ -242,4 +276,9 @@ def _check_texts(tokens: torch.Tensor, lengths: torch.Tensor, table: torch.Tenso
         raise ModelError(
             f"read_into: lengths must lie in [1, {tokens.shape[1]}] and fit the {table.shape[1]} pages of {pages.size} "
             f"tokens a row has, received {lengths.tolist()}"
+        )
+    if stored is not None and (int(stored.min()) < 0 or int((stored + lengths).max()) > table.shape[1] * pages.size):
+        raise ModelError(
+            f"read_into: what is stored must not be negative and must fit the {table.shape[1]} pages of {pages.size} tokens a "
+            f"row has with the part that is read, received {stored.tolist()} before {lengths.tolist()}"
         )

@@ -97,10 +97,16 @@ class DecoderPolicy:
         return decoder_pages.page_bytes(params, self.config, size)
 
     def read_into(
-        self, params: Decoder, tokens: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor, pages: Pages
+        self,
+        params: Decoder,
+        tokens: torch.Tensor,
+        lengths: torch.Tensor,
+        table: torch.Tensor,
+        pages: Pages,
+        stored: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Logits [B, V] after texts that are written to their pages."""
-        return decoder_pages.read_into(params, self.config, tokens, lengths, table, pages, self._by)
+        """Logits [B, V] after texts, or parts of them, that are written to their pages."""
+        return decoder_pages.read_into(params, self.config, tokens, lengths, table, pages, stored, self._by)
 
     def read_next(
         self,

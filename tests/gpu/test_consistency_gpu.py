@@ -198,8 +198,13 @@ def test_R2_a_rollout_records_what_training_recomputes_to_the_bit(
     policy, params = made()
     params = params if change is None else change(params)
     results = []
-    for rows, page, capture in ((None, 32, True), (7, 16, True), (3, 32, False)):
-        rollout = PagedSampler(policy, (7,), page_size=page, capture=capture)
+    for rows, page, capture, budget in (
+        (None, 32, True, 1 << 15),
+        (7, 16, True, 50),
+        (3, 32, False, 1 << 15),
+        (5, 32, True, 7),
+    ):
+        rollout = PagedSampler(policy, (7,), page_size=page, capture=capture, read_tokens=budget)
         results.append(rollout(params, prompts(), Key.of(1), sampling, samples=2, max_rows=rows))
     for other in results[1:]:
         assert torch.equal(other.tokens, results[0].tokens) and torch.equal(other.logp, results[0].logp)

@@ -166,9 +166,10 @@ def close(got: Rollout, want: Rollout) -> None:
 def test_the_gpu_draws_the_rollout_of_the_cpu(sampling: Sampling, capture: bool, family: str) -> None:
     policy, params = tiny(family)
     want = sampler(policy, STOP)(params, prompts(), Key.of(1), sampling, samples=3)
-    paged = PagedSampler(policy, STOP, page_size=8, capture=capture)
-    for max_rows in (None, 5, None):
-        close(paged(on_gpu(params), on_gpu(prompts()), Key.of(1), sampling, samples=3, max_rows=max_rows), want)
+    for read_tokens in (1 << 15, 5):
+        paged = PagedSampler(policy, STOP, page_size=8, capture=capture, read_tokens=read_tokens)
+        for max_rows in (None, 5, None):
+            close(paged(on_gpu(params), on_gpu(prompts()), Key.of(1), sampling, samples=3, max_rows=max_rows), want)
 
 
 def test_sampler_takes_pages_on_a_gpu_and_training_recomputes_its_numbers() -> None:
@@ -196,7 +197,7 @@ def test_R3_captured_steps_see_new_weights() -> None:
 def test_requests_with_cancellations_get_what_they_get_alone() -> None:
     policy, params = tiny("qwen3")
     gpu, source = on_gpu(params), random.Random(5)
-    for shape in (Shape(rows=8, page_size=4, spare=3), Shape(rows=20, page_size=16, spare=60)):
+    for shape in (Shape(rows=8, page_size=4, spare=3, read_tokens=7), Shape(rows=20, page_size=16, spare=60)):
         requests = drawn_requests(source, 120, 1000)
         done = served(policy, gpu, Key.of(3), CUT, shape, requests)
         for request in requests:

@@ -76,9 +76,11 @@ class Noted:
     def page_bytes(self, params: Any, size: int) -> int:
         return int(self.inner.page_bytes(params, size))
 
-    def read_into(self, params: Any, tokens: Any, lengths: Any, table: Any, pages: Any) -> torch.Tensor:
+    def read_into(
+        self, params: Any, tokens: Any, lengths: Any, table: Any, pages: Any, stored: torch.Tensor | None = None
+    ) -> torch.Tensor:
         self.texts.append(lengths.tolist())
-        out: torch.Tensor = self.inner.read_into(params, tokens, lengths, table, pages)
+        out: torch.Tensor = self.inner.read_into(params, tokens, lengths, table, pages, stored)
         return out
 
     def read_next(

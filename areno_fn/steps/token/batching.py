@@ -5,10 +5,13 @@ not see each other. So the rules below decide about time and memory only:
 
 * Sequences are admitted in the order they came, as long as a lane is free and there are pages for the text and one to
   spare for every lane in use.
+* A step reads no more tokens of texts than its budget. A longer text is read in parts, one a step, while those in the
+  lanes go on; whoever comes after it waits, and what was read of it is kept in its pages, unless an older sequence needs them.
 * A prompt is read once for all its samples. They own its pages together, and copy the last one when they write to it. The
   prompt stays read until its last sample is admitted, or until its pages are needed.
-* When no page is left for a sequence that grows, prompts kept for samples to come are forgotten first; then the
-  sequences that came last give back theirs and wait. What these have drawn is kept, and read again with the prompt.
+* When no page is left for a sequence that grows, prompts kept for samples to come are forgotten first, and texts that
+  are half read after them; then the sequences that came last give back theirs and wait. What these have drawn is kept,
+  and read again with the prompt.
 * The oldest sequence never waits for a younger one, and the cache holds at least one of any length: all come to their end.
 
 The host looks at the result of a step while the next one runs: one synchronisation a step, and no waiting in between.
@@ -30,10 +33,11 @@ from areno_fn.contracts.spec import Sampling
 from areno_fn.steps.token.graphs import Steps, buckets
 from areno_fn.steps.token.lanes import Lanes, on_device
 from areno_fn.steps.token.pages import Copy, Ledger
+from areno_fn.steps.token.reading import Part, Reading
 from areno_fn.steps.token.sequences import Finished, Prompt, Sample, Status
 
 READ_TOKENS = 1 << 15
-"""Most tokens, padding included, that are read at once, unless one text alone is longer."""
+"""Most tokens of texts, padding included, that are read in a step, where nothing else is said."""
 
 
 class _Pending(NamedTuple):
@@ -57,9 +61,10 @@ class Batch:
         page_size: tokens a page holds.
         longest: most tokens of a prompt and its continuation.
         capture: whether token steps are captured on a GPU.
+        read_tokens: most tokens of texts, padding included, that a step reads; a longer text is read in parts.
 
     Raises:
-        SpecError: there are not enough pages for one sequence of `longest` tokens, or no lane.
+        SpecError: there are not enough pages for one sequence of `longest` tokens, no lane, or no token to read.
     """
 
     def __init__(
@@ -75,7 +80,10 @@ class Batch:
         longest: int,
         device: torch.device,
         capture: bool = True,
+        read_tokens: int = READ_TOKENS,
     ) -> None:
+        if read_tokens < 1:
+            raise SpecError(f"a batch needs read_tokens of at least 1, received {read_tokens}")
         self._ledger = Ledger(pages, page_size)
         width = self._ledger.needed(longest)
         if rows < 1 or width > self._ledger.free:
@@ -83,7 +91,7 @@ class Batch:
                 f"a batch needs at least one lane and {width + 1} pages, which hold one sequence of {longest} tokens, "
                 f"received {rows} and {pages} of {page_size} tokens"
             )
-        self.rows, self.longest = rows, longest
+        self.rows, self.longest, self._read_tokens = rows, longest, read_tokens
         self._policy = policy
         self._sampling = sampling
         self._lanes = Lanes(policy, stop, sampling, rows, width, device)
@@ -113,6 +121,8 @@ class Batch:
         for sequence in self._running():
             self._set_back(sequence)
         self._forget(self._ledger.count)
+        for sequence in self._half_read():
+            self._give_up(sequence)
         self._steps.load(params)
         self._lanes.use(key)
 
@@ -138,6 +148,7 @@ class Batch:
         if sequence.status is Status.WAITING:
             self._waiting = [entry for entry in self._waiting if entry[1] is not sequence]
             heapq.heapify(self._waiting)
+            self._give_up(sequence)
             if sequence.earlier is None:
                 self._admitted(sequence)
         elif sequence.status is Status.RUNNING:
@@ -167,23 +178,21 @@ class Batch:
         """The sequences that came first begin, in the lanes that are free."""
         free = [slot for slot, sequence in enumerate(self._slots) if sequence is None][::-1]
         begun: list[Sample] = []
-        texts: list[Sample] = []  # one sequence for every text that must be read
+        reading = Reading(self._read_tokens)
         sources: list[int | Prompt] = []  # where the logits of each one that begins come from
-        reading: dict[int, int] = {}
+        row_of: dict[int, int] = {}
         while free and self._waiting:
             sequence = self._waiting[0][1]
             prompt, again = sequence.prompt, sequence.earlier is not None
-            if again or (prompt.logits is None and id(prompt) not in reading):
-                needed = self._ledger.needed(len(sequence.text))
-                if not self._room(needed):
+            if again or (prompt.logits is None and id(prompt) not in row_of):
+                row = self._read_on(sequence, reading)
+                if row is None:
                     break
-                sequence.pages = self._ledger.take(needed)
-                sources.append(len(texts))
+                sources.append(row)
                 if not again:
-                    reading[id(prompt)] = len(texts)
+                    row_of[id(prompt)] = row
                     prompt.pages = self._ledger.share(sequence.pages)
                     self._kept.append(prompt)
-                texts.append(sequence)
             else:
                 if not self._room(1, keep=prompt):
                     if self._running():
@@ -191,27 +200,59 @@ class Batch:
                     self._drop(prompt)  # it fills the cache, and is read again for a sequence alone
                     continue
                 sequence.pages = self._ledger.share(prompt.pages)
-                sources.append(prompt if prompt.logits is not None else reading[id(prompt)])
+                sources.append(prompt if prompt.logits is not None else row_of[id(prompt)])
             heapq.heappop(self._waiting)
             sequence.slot, sequence.status = free.pop(), Status.RUNNING
             self._slots[sequence.slot] = sequence
             begun.append(sequence)
+        logits = self._read(reading) if reading.parts else None
         if begun:
-            self._begin(begun, texts, sources)
+            self._begin(begun, logits, sources)
+
+    def _read_on(self, sequence: Sample, reading: Reading) -> int | None:
+        """Takes in as much of the text of the next sequence as the step allows.
+
+        Returns:
+            The row of the text's end; None while it is not reached, or where there is no room.
+        """
+        done = sequence.stored if sequence.pages else 0
+        tokens = sequence.text[done : done + reading.allows(len(sequence.text) - done)]
+        if not tokens:
+            return None
+        if not sequence.pages:
+            needed = self._ledger.needed(len(sequence.text))
+            if not self._room(needed):
+                return None
+            sequence.pages = self._ledger.take(needed)
+        row = reading.add(Part(tokens, done, sequence.pages))
+        sequence.stored = done + len(tokens)
+        return row if sequence.stored == len(sequence.text) else None
+
+    def _half_read(self) -> list[Sample]:
+        return [sequence for _, sequence in sorted(self._waiting) if sequence.pages]
+
+    def _give_up(self, sequence: Sample) -> None:
+        """What was read for a sequence that waits is not kept."""
+        self._ledger.give_back(sequence.pages)
+        sequence.pages = []
 
     def _room(self, pages: int, keep: Prompt | None = None) -> bool:
         """Whether so many pages are free besides one for each lane in use; for a first sequence, they are made free."""
         running = len(self._running())
         if not running:
             self._forget(pages, keep)
+            for sequence in self._half_read()[::-1]:
+                if self._ledger.free < pages:
+                    self._give_up(sequence)
         return self._ledger.free >= pages + running
 
-    def _begin(self, begun: list[Sample], texts: list[Sample], sources: list[int | Prompt]) -> None:
-        """Reads texts, and draws the first token of those that begin."""
+    def _begin(self, begun: list[Sample], read: torch.Tensor | None, sources: list[int | Prompt]) -> None:
+        """Draws the first token of those that begin, from logits after what was `read` or of prompts that are kept."""
         kept = [source for source in dict.fromkeys(sources) if isinstance(source, Prompt)]
-        logits = [self._read(part) for part in self._parts(texts)]
+        logits = [] if read is None else [read]
+        first = 0 if read is None else read.shape[0]
         logits += [prompt.logits[None] for prompt in kept if prompt.logits is not None]
-        place = {id(prompt): len(texts) + i for i, prompt in enumerate(kept)}
+        place = {id(prompt): first + i for i, prompt in enumerate(kept)}
         rows = [place[id(source)] if isinstance(source, Prompt) else source for source in sources]
         every = torch.cat(logits)
         self._lanes.start(
@@ -228,35 +269,19 @@ class Batch:
             sequence.drawn = sequence.stored - len(sequence.prompt.tokens) + 1
             if sequence.earlier is None:
                 self._admitted(sequence)
-        for row, text in enumerate(texts):
-            if text.earlier is None and text.prompt.unread:
-                text.prompt.logits = every[row].clone()
+        for row, sequence in zip(rows, begun, strict=True):
+            prompt = sequence.prompt
+            if sequence.earlier is None and prompt.unread and prompt.logits is None:
+                prompt.logits = every[row].clone()
         for sequence in begun:
             sequence.earlier = None
         self._retire()
 
-    def _parts(self, texts: list[Sample]) -> list[list[Sample]]:
-        """Texts in their order, cut where one more would exceed `READ_TOKENS`."""
-        parts: list[list[Sample]] = []
-        longest = 0
-        for text in texts:
-            longest = max(longest, len(text.text))
-            if not parts or longest * (len(parts[-1]) + 1) > READ_TOKENS:
-                parts.append([])
-                longest = len(text.text)
-            parts[-1].append(text)
-        return parts
-
-    def _read(self, texts: list[Sample]) -> torch.Tensor:
-        """Logits [n, V] after texts, which their pages hold from then on."""
-        width = max(len(text.text) for text in texts)
-        pages = max(len(text.pages) for text in texts)
-        tokens = [text.text + [0] * (width - len(text.text)) for text in texts]
-        table = [text.pages + [0] * (pages - len(text.pages)) for text in texts]
-        lengths = [len(text.text) for text in texts]
-        device, steps = self._lanes.device, self._steps
-        arrays = on_device(tokens, device), on_device(lengths, device), on_device(table, device)
-        return self._policy.read_into(steps.params, *arrays, steps.pages)
+    def _read(self, reading: Reading) -> torch.Tensor:
+        """Logits [n, V] after parts of texts, which their pages hold from then on."""
+        steps = self._steps
+        tokens, lengths, table, *stored = reading.arrays(self._ledger.size, self._lanes.device)
+        return self._policy.read_into(steps.params, tokens, lengths, table, steps.pages, *stored)
 
     def _admitted(self, sequence: Sample) -> None:
         """One sequence less waits for its prompt to be read; after the last one it is forgotten."""
@@ -306,8 +331,11 @@ class Batch:
 
     def _make_room(self) -> None:
         """Frees at least one page, by the first of the rules that does."""
+        half_read = self._half_read()
         if self._kept:
             self._drop(self._kept[-1])
+        elif half_read:
+            self._give_up(half_read[-1])
         elif self._pending:
             self._settle(keep=0)
             self._retire()

@@ -13,7 +13,7 @@ from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.pages import PagedPolicy
 from areno_fn.contracts.spec import Sampling
-from areno_fn.steps.token.batching import Batch
+from areno_fn.steps.token.batching import READ_TOKENS, Batch
 from areno_fn.steps.token.checks import check_prompts, check_stops
 from areno_fn.steps.token.lanes import Columns, on_device
 from areno_fn.steps.token.sampling import check_sampling, cuts
@@ -39,10 +39,12 @@ class PagedSampler:
         memory: most bytes of the cache. When omitted, what all lanes may need at once, though on a GPU at most a quarter
             of what is free.
         capture: whether token steps are captured on a GPU.
+        read_tokens: most tokens of prompts, padding included, that are read between two token steps; a longer prompt is
+            read in parts. It bounds the memory of reading and how long the others wait.
 
     Raises:
         ModelError: a stop token is not in the model's vocabulary.
-        SpecError: the size of a page or the memory is none.
+        SpecError: the size of a page, the memory or the tokens to read are none.
     """
 
     def __init__(
@@ -53,13 +55,14 @@ class PagedSampler:
         page_size: int = 32,
         memory: int | None = None,
         capture: bool = True,
+        read_tokens: int = READ_TOKENS,
     ) -> None:
         check_stops(policy, stop)
-        for name, value in (("page_size", page_size), ("memory", memory)):
+        for name, value in (("page_size", page_size), ("memory", memory), ("read_tokens", read_tokens)):
             if value is not None and value < 1:
                 raise SpecError(f"a cache of pages needs {name} of at least 1, received {value}")
         self.policy, self.stop = policy, tuple(stop)
-        self.page_size, self.memory, self.capture = page_size, memory, capture
+        self.page_size, self.memory, self.capture, self.read_tokens = page_size, memory, capture, read_tokens
         self._batch: Batch | None = None
         self._made_for: tuple[Any, ...] = ()
 
@@ -132,6 +135,7 @@ class PagedSampler:
                 longest=longest,
                 device=device,
                 capture=self.capture,
+                read_tokens=self.read_tokens,
             )
             self._made_for = made_for
         return batch

@@ -47,7 +47,7 @@ class Sample:
         order: its place among all that came.
         status: where it is.
         slot: its lane.
-        pages: what it owns.
+        pages: what it owns; one that waits owns pages while its text is half read.
         stored: tokens its pages hold, once the steps that were started have ended.
         drawn: tokens it has drawn by then, if none of them ends it.
         earlier: what it had drawn when it gave back its pages.
