@@ -122,14 +122,7 @@ def _matched(
     policy, view = materials.flow_policy, materials.view
     shown = match(policy, real=teacher_policy(spec, materials), rewards=between is not None)
     objective = pipeline(shown, leading)
-    follow = train_step(
-        pipeline(predict(policy), following),
-        materials.optimizers[FAKE],
-        role=FAKE,
-        view=seen_as(FAKE, view),
-        prefix=FAKE,
-        donate=materials.donate,
-    )
+    follow = _learning(FAKE, following, materials)
 
     def taken(state: TrainState, batch: Any, role: str) -> tuple[Replay, ...]:
         drawn = _drawn(batch)
@@ -151,6 +144,18 @@ def _matched(
 
     sample = sampling_all(spec, materials, spec.denoising, process_of(spec.denoising))
     return Algorithm(begin=begun(spec, materials, (FAKE,)), sample=sample, step=step)
+
+
+def _learning(role: str, loss: Stage, materials: Materials) -> Update:
+    """The update of a role that learns velocities, by a stage `Velocities -> Sums`."""
+    return train_step(
+        pipeline(predict(materials.flow_policy), loss),
+        materials.optimizers[role],
+        role=role,
+        view=seen_as(role, materials.view),
+        prefix=role,
+        donate=materials.donate,
+    )
 
 
 def _leading(
@@ -177,14 +182,7 @@ def _surrogate(spec: FlowTDMR1, materials: Materials, losses: Mapping[str, Stage
     preference = losses.get(SURROGATE) or group_preference(
         spec.beta, max_advantage=spec.max_advantage, trust=spec.trust, runaway=spec.runaway, anchor=spec.anchor
     )
-    learn = train_step(
-        pipeline(predict(policy), preference),
-        materials.optimizers[SURROGATE],
-        role=SURROGATE,
-        view=seen_as(SURROGATE, view),
-        prefix=SURROGATE,
-        donate=materials.donate,
-    )
+    learn = _learning(SURROGATE, preference, materials)
     taught_by = teacher_policy(spec, materials)
 
     def update(state: TrainState, batch: JudgedTrajectory) -> tuple[TrainState, Metrics]:
