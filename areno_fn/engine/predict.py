@@ -19,6 +19,9 @@ from areno_fn.steps.token.sampling import MAX_LOGITS
 LIBRARIES = 2 * 2**25
 """Bytes that cuBLAS takes for the forward and for the backward pass, each in a thread of its own."""
 
+EVEN = 64
+"""Elements whose multiple a row of logits takes."""
+
 
 def predict(
     config: DecoderConfig,
@@ -57,10 +60,6 @@ def predict(
     )
     update = Footprint(moment="in the update", parts={"gradients": nbytes(params)})
     return largest(moment.beside(everything) for moment in (*decoder_memory.moments(work), update))
-
-
-EVEN = 64
-"""Elements whose multiple a row of logits takes."""
 
 
 def nbytes(value: Any) -> int:
