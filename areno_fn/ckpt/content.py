@@ -1,9 +1,9 @@
-"""What the files of a Hugging Face folder hold, as one number."""
+"""What the files of a folder hold, as one number."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from areno_fn.contracts.errors import CheckpointError
 from areno_fn.contracts.identity import digest
 
 _AT_ONCE = 8
+_OF_PARTS = (".json", ".txt", ".model", ".jinja", ".safetensors", ".bin")
 
 
 def content_of(folder: HFFolder, beside: Iterable[str] = ()) -> str:
@@ -24,9 +25,22 @@ def content_of(folder: HFFolder, beside: Iterable[str] = ()) -> str:
         CheckpointError: a file cannot be read.
     """
     names = [*sorted(folder.store.files), *sorted(beside)]
+    return digest([dict(folder.config), _sums(folder.path, names)])
+
+
+def content_of_part(folder: Path) -> str:
+    """A digest of every byte that a frozen part of a pipeline is read from; where it lies is no part of it.
+
+    Raises:
+        CheckpointError: a file cannot be read.
+    """
+    names = sorted(path.name for path in folder.iterdir() if path.suffix in _OF_PARTS and path.is_file())
+    return digest(_sums(folder, names))
+
+
+def _sums(folder: Path, names: Sequence[str]) -> list[tuple[str, str]]:
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        sums = list(pool.map(_sha256, [folder.path / name for name in names]))
-    return digest([dict(folder.config), list(zip(names, sums, strict=True))])
+        return list(zip(names, pool.map(_sha256, [folder / name for name in names]), strict=True))
 
 
 def _sha256(path: Path) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from areno_fn import tree
+from areno_fn.contracts.errors import ArenoError, DivergenceError, ModelError
 from areno_fn.contracts.flow import Conditions
 from areno_fn.contracts.flow_adapter import ConditionPreparer
 from areno_fn.contracts.media import Request
@@ -45,22 +46,48 @@ class ConditionCache:
         if name in self._kept:
             self._kept.move_to_end(name)
             return self._kept[name]
-        with torch.no_grad():
-            parts = self._parts.of(self._preparer.contract.preparer)
-            made = self._preparer.encode_conditions(parts, request, negative=negative)
+        made = self._encoded(request, negative)
         require_condition(made.positive, self._preparer.contract.family)
         found = tree.map(lambda x: x.detach().cpu(), made)
+        _require_finite(found, request, self._preparer)
         self._kept[name] = found
         self._bytes += _size(found)
         while self._bytes > self._most and len(self._kept) > 1:
             self._bytes -= _size(self._kept.popitem(last=False)[1])
         return found
 
+    def _encoded(self, request: Request, negative: bool) -> Conditions:
+        parts = self._parts.of(self._preparer.contract.preparer)
+        try:
+            with torch.no_grad():
+                return self._preparer.encode_conditions(parts, request, negative=negative)
+        except ArenoError:
+            raise
+        except (ValueError, IndexError, OverflowError) as error:
+            reason = " ".join(str(error).split())
+            raise ModelError(
+                f"{_named(self._preparer)} cannot encode the prompt {request.prompt!r:.60} ({reason:.200}); see whether each "
+                f"tokenizer is that of its encoder"
+            ) from error
+
     def stacked(self, requests: Sequence[Request], device: torch.device, *, negative: bool) -> Conditions:
         """The conditions of some requests, in their order."""
         each = [self.of(request, negative=negative) for request in requests]
         first, *others = each
         return tree.map(lambda *rows: torch.cat(rows).to(device), first, *others)
+
+
+def _named(preparer: ConditionPreparer) -> str:
+    return ", ".join(preparer.contract.preparer)
+
+
+def _require_finite(conditions: Conditions, request: Request, preparer: ConditionPreparer) -> None:
+    numbers = [leaf for leaf in tree.leaves(conditions) if leaf.is_floating_point()]
+    if not all(bool(leaf.isfinite().all()) for leaf in numbers):
+        raise DivergenceError(
+            f"what {_named(preparer)} made of the prompt {request.prompt!r:.60} is not finite; load the frozen parts in float32, "
+            f"with model.pipeline.dtype, or see whether their weights are finite"
+        )
 
 
 def _size(conditions: Conditions) -> int:

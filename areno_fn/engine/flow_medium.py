@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from areno_fn.contracts.actions import Metrics
+from areno_fn.contracts.errors import DivergenceError
 from areno_fn.contracts.flow import Trajectory
 from areno_fn.contracts.flow_batch import EachReward, JudgedTrajectory
 from areno_fn.world import pictures
@@ -17,6 +18,22 @@ from areno_fn.world.rewards import Reward
 
 DIVERSITY = "diversity"
 """What the mean distance of pictures of one class or prompt is called beside the rewards of an evaluation."""
+
+
+def finite(drawn: Trajectory | torch.Tensor) -> torch.Tensor:
+    """The latents that were drawn, which rewards are not asked about where they are no numbers.
+
+    Raises:
+        DivergenceError: some are not finite.
+    """
+    latents = drawn.final if isinstance(drawn, Trajectory) else drawn
+    lost = (~latents.isfinite()).flatten(1).any(1)
+    if bool(lost.any()):
+        raise DivergenceError(
+            f"{int(lost.sum())} of {len(lost)} samples that the model drew are not finite numbers; see whether its weights are, "
+            f"or lower the learning rate, or the shift or level of the denoising"
+        )
+    return latents
 
 
 class FlowMedium:

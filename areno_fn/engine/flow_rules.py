@@ -180,11 +180,12 @@ def _noisy(drawn: NoisyDenoising, where: str) -> Iterator[str]:
     if outside:
         yield f"{where}.noisy: there is no step {outside[0]} of {drawn.steps}; steps are numbered from 0, or from the end by -1"
         return
-    chosen = {step % drawn.steps for step in drawn.noisy} or set(range(drawn.steps - 1))
+    chosen = {step % drawn.steps for step in drawn.noisy}
+    among = len(chosen) or drawn.steps - 1
     if drawn.dynamics == "cps" and drawn.steps - 1 in chosen:
         yield f"{where}.noisy: the last step of the dynamics 'cps' ends at the data and has no noise; leave it out"
-    if drawn.count > len(chosen):
-        yield f"{where}.count: {drawn.count} noisy steps cannot be chosen among {len(chosen)}"
+    if drawn.count > among:
+        yield f"{where}.count: {drawn.count} noisy steps cannot be chosen among {among}"
     if drawn.window and not drawn.count:
         yield f"{where}.window: it needs a count of successive steps; give `count`, or remove this"
 

@@ -44,7 +44,7 @@ from areno_fn.world.rewards import Reward
 
 _UNSAID = {
     "family": "the model's family",
-    "model": "the configuration of the model",
+    "model": "the configuration of the model, or what the frozen parts of its pipeline hold",
     "phases": "a loss of one's own, the end tokens, what a reward model's folder holds, the critic, the teacher, or the release",
     "data": "the rows of the data",
     "parameters": "the shapes or dtypes of the parameters, or which are trained",

@@ -15,7 +15,7 @@ from areno_fn.contracts.flow import Conditions, FlowPrompts, Trajectory
 from areno_fn.contracts.flow_batch import Clean
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.spec import Denoising, FlowDPO, Phase
-from areno_fn.engine.flow_medium import DIVERSITY, FlowMedium
+from areno_fn.engine.flow_medium import DIVERSITY, FlowMedium, finite
 from areno_fn.engine.medium import Encoded
 from areno_fn.engine.text_medium import names_of
 from areno_fn.steps.recipes.flow_drawing import Draw
@@ -87,7 +87,7 @@ class Pictures(FlowMedium):
 
     def shown(self, drawn: Trajectory | torch.Tensor) -> list[Picture]:
         """The picture of every latent, float32 [C, S, S]."""
-        latents = drawn.final if isinstance(drawn, Trajectory) else drawn
+        latents = finite(drawn)
         return list(((latents.float() + 1) / 2).clamp(0, 1).cpu().numpy())
 
     def described(self, rows: Sequence[Mapping[str, Any]], samples: Sequence[Picture]) -> Metrics:

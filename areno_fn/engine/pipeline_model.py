@@ -10,9 +10,10 @@ from pathlib import Path
 import attrs
 import torch
 
-from areno_fn.ckpt.pipeline import open_pipeline
-from areno_fn.contracts.components import Components
-from areno_fn.contracts.errors import SpecError
+from areno_fn.ckpt.content import content_of_part
+from areno_fn.ckpt.pipeline import INDEX, open_pipeline
+from areno_fn.contracts.components import Components, Located
+from areno_fn.contracts.errors import CheckpointError, SpecError
 from areno_fn.contracts.flow_adapter import FlowAdapter, Pipeline, Setting
 from areno_fn.contracts.geometry import Size
 from areno_fn.contracts.identity import digest
@@ -20,6 +21,7 @@ from areno_fn.contracts.pipeline_io import PipelineIOContract
 from areno_fn.contracts.spec import HFModel, PipelineSpec
 from areno_fn.engine.parts import FrozenParts
 from areno_fn.engine.place import at
+from areno_fn.models.picture_codec import require_scales
 from areno_fn.models.pipelines import PipelineFamily, pipeline_family
 
 
@@ -47,10 +49,13 @@ class PipelinePlan:
 
     @property
     def identity(self) -> str:
-        """A digest of what decides what its functions compute: the contract, the setting, and every configuration."""
+        """A digest of what decides what its functions compute: the contract, the setting, every configuration, and every
+        byte of the frozen parts that are used.
+        """
         configs = {name: dict(config) for name, config in self.pipeline.configs.items()}
         setting = attrs.asdict(self.setting)
-        return digest([self.contract.digest, setting, configs, str(self.dtype)])
+        held = {part.name: content_of_part(self.root / part.folder) for part in self._used()}
+        return digest([self.contract.digest, setting, configs, str(self.dtype), held])
 
     def describe(self) -> str:
         """What is made, and which frozen parts will be loaded for it, in words."""
@@ -75,9 +80,24 @@ class PipelinePlan:
         """
         return self.family.adapter(self.pipeline, self.setting)
 
+    def require_parts(self) -> None:
+        """Refuses frozen parts that a run could not load; their weights are not read.
+
+        Raises:
+            ModelError, CheckpointError: the first one that could not be.
+        """
+        from areno_fn.world.parts import try_part  # transformers takes seconds to import
+
+        for part in self._used():
+            try_part(part, str(self.root))
+
+    def _used(self) -> tuple[Located, ...]:
+        """The frozen parts that prompts and what is made need."""
+        return self.components.located((*self.contract.preparer, *self.contract.codec))
+
     def parts(self, device: torch.device) -> FrozenParts:
         """Its frozen parts, which are loaded when they are needed."""
-        from areno_fn.world.parts import load_part  # transformers takes seconds to import, and a plan needs no part
+        from areno_fn.world.parts import load_part
 
         return FrozenParts(self.components, partial(load_part, root=str(self.root), dtype=self.dtype, device=device))
 
@@ -99,15 +119,20 @@ def plan_pipeline(spec: HFModel) -> PipelinePlan:
             f"{contract.family} begins with what it is given, initial: it is {contract.initial!r}, but a run draws from noise; "
             f"compose its steps by hand, with `FlowPrompts.begin`"
         )
+    for name in contract.codec:
+        require_scales(pipeline.configs.get(name, {}), f"the {name}'s configuration")
     trained = [part.name for part in contract.components if part.trained]
     if len(trained) > 1:
         raise SpecError(
             f"{contract.family} trains {' and '.join(trained)}, components: a run trains one; compose its steps by hand, with the "
             f"adapter of `areno_fn.models.pipelines`"
         )
+    for name in trained:
+        _require_class(pipeline, name, spec.path)
     with at("pipeline"):
         setting = _setting(said, contract)
         components = Components(declared=contract.components, index=pipeline.index, overrides=elsewhere)
+        _require_owners(components, spec.path)
     return PipelinePlan(
         root=Path(spec.path),
         family=family,
@@ -117,6 +142,25 @@ def plan_pipeline(spec: HFModel) -> PipelinePlan:
         components=components,
         dtype=None if said.dtype == "source" else getattr(torch, said.dtype),
     )
+
+
+def _require_class(pipeline: Pipeline, name: str, folder: str) -> None:
+    """What is exported is read by the class that model_index.json names."""
+    entry, said = pipeline.index[name], pipeline.configs[name].get("_class_name")
+    assert entry is not None, "what is trained is there"
+    if said is not None and entry[1] != said:
+        raise CheckpointError(
+            f"{folder}/{INDEX} names {entry[1]} as the {name}, but its config.json {said!r}; write the one that it is in both"
+        )
+
+
+def _require_owners(components: Components, root: str) -> None:
+    """Two components that lead to one folder, however it is written, would each load it."""
+    owner: dict[str, str] = {}
+    for name in components.owners:
+        folder = os.path.realpath(os.path.join(root, components.overrides.get(name, name)))
+        if owner.setdefault(folder, name) != name:
+            raise SpecError(f"{owner[folder]} and {name} would both own {folder}; every physical part has one owner")
 
 
 def _setting(spec: PipelineSpec, contract: PipelineIOContract) -> Setting:

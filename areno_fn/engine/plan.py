@@ -213,6 +213,8 @@ def _pictures(model: ModelPlan, device: torch.device) -> Medium:
         draw, classes = drawing(policy, EVEN), model.family.classes(model.config)
         return Pictures(drawing=draw, shape=policy.latent_shape, classes=classes)
     assert model.pipeline is not None, "its family is that of a pipeline"
+    with at("model"):
+        model.pipeline.require_parts()
     adapter, parts = model.adapter, model.pipeline.parts(device)
     return PromptedPictures(
         drawing=drawing(adapter, adapter.levels),

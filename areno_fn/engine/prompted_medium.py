@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from areno_fn.contracts.actions import Metrics
-from areno_fn.contracts.errors import DataError
+from areno_fn.contracts.errors import DataError, DivergenceError
 from areno_fn.contracts.execution import Acquisition
 from areno_fn.contracts.flow import FlowPrompts, Trajectory
 from areno_fn.contracts.flow_adapter import FlowAdapter
@@ -20,7 +20,7 @@ from areno_fn.contracts.key import Key
 from areno_fn.contracts.media import MediaType, Request
 from areno_fn.contracts.spec import Denoising, FlowDPO, Phase
 from areno_fn.engine.conditions import ConditionCache
-from areno_fn.engine.flow_medium import DIVERSITY, FlowMedium
+from areno_fn.engine.flow_medium import DIVERSITY, FlowMedium, finite
 from areno_fn.engine.medium import Encoded
 from areno_fn.engine.parts import FrozenParts
 from areno_fn.engine.text_medium import names_of
@@ -104,11 +104,18 @@ class PromptedPictures(FlowMedium):
 
     def shown(self, drawn: Trajectory | torch.Tensor) -> list[Picture]:
         """The picture of every latent, float32 [3, H, W], or the video [T, 3, H, W], from 0 to 1."""
-        latents = drawn.final if isinstance(drawn, Trajectory) else drawn
+        latents = finite(drawn)
         parts = self.parts.of(self.adapter.contract.codec)
         with torch.no_grad():
             found = [self.adapter.decode(parts, few)[self._seen].cpu() for few in latents.split(AT_ONCE[self._seen])]
-        return list(torch.cat(found).numpy())
+        made = torch.cat(found)
+        if not bool(made.isfinite().all()):
+            codec = " and ".join(self.adapter.contract.codec)
+            raise DivergenceError(
+                f"the {codec} made of finite latents what is not; load it in float32, with model.pipeline.dtype, or see whether "
+                f"its weights are finite"
+            )
+        return list(made.numpy())
 
     def described(self, rows: Sequence[Mapping[str, Any]], samples: Sequence[Picture]) -> Metrics:
         """How far the pictures of one prompt are from each other."""

@@ -17,6 +17,24 @@ def compression(config: Mapping[str, Any]) -> int:
     return int(2 ** (len(blocks) - 1))
 
 
+def require_scales(config: Mapping[str, Any], where: str) -> None:
+    """Refuses an autoencoder whose latents cannot be scaled as its configuration says.
+
+    Raises:
+        ModelError: names the field.
+    """
+    fields = Fields(config, where)
+    if "scaling_factor" in config:
+        fields.number("scaling_factor", above=0)
+    fields.number("shift_factor", default=None)
+    for name in ("latents_mean", "latents_std"):
+        value = config.get(name)
+        usable = value is None or (isinstance(value, list | tuple) and all(type(x) in (int, float) for x in value))
+        if not usable or (name == "latents_std" and not all(x > 0 for x in value or ())):
+            kind = "numbers" if name == "latents_mean" else "numbers above 0"
+            raise fields.error(f"{name} must be a list of {kind}, received {value!r:.80}")
+
+
 def encoded(vae: Any, pictures: torch.Tensor) -> torch.Tensor:
     """The most likely latents [B, c, h, w] of pictures [B, 3, H, W] from 0 to 1."""
     found = vae.encode((2 * pictures - 1).to(device=vae.device, dtype=vae.dtype)).latent_dist.mode()

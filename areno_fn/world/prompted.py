@@ -20,10 +20,10 @@ from typing import Any
 import attrs
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
 
 from areno_fn.contracts.errors import DataError
 from areno_fn.contracts.media import MEDIA_TYPES, Media, MediaType, Request
+from areno_fn.world import picture_files
 from areno_fn.world.data_row import Row
 
 _NUMBERS: dict[MediaType, str] = {"image": "[3, H, W]", "video": "[T, 3, H, W]", "audio": "[C, L]"}
@@ -51,12 +51,18 @@ class Shot:
         """Its numbers, float32.
 
         Raises:
-            DataError: a file can no longer be read.
+            DataError: a file can no longer be read, or has become another size.
         """
         if isinstance(self.value, torch.Tensor):
             return self.value
-        frames = torch.stack([_pixels(path, self.where) for path in self.value])
-        return frames[0] if self.type == "image" else frames
+        frames = [picture_files.pixels(path, self.where) for path in self.value]
+        for path, frame in zip(self.value, frames, strict=True):
+            if frame.shape[-2:] != self.shape[-2:]:
+                size, before = (" x ".join(map(str, shape[-2:])) for shape in (frame.shape, self.shape))
+                raise DataError(
+                    f"{self.where}: the picture {picture_files.shown(path)} is {size}, but was {before} as the run began"
+                )
+        return frames[0] if self.type == "image" else torch.stack(frames)
 
 
 Shots = Mapping[MediaType, Shot]
@@ -94,7 +100,7 @@ def request_of(row: Row) -> Request:
         raise DataError(f"{row.where}: a row needs a prompt in words, received {type(prompt).__name__}")
     if negative is not None and not isinstance(negative, str):
         raise DataError(f"{row.where}: negative_prompt must be words, received {type(negative).__name__}")
-    given = row.get("inputs") or []
+    given = [] if row.get("inputs") is None else row["inputs"]
     if not isinstance(given, list):
         raise DataError(f"{row.where}: inputs must be a list, received {type(given).__name__}")
     return Request(prompt=prompt, negative_prompt=negative, media=tuple(_given(row, one) for one in given))
@@ -165,9 +171,9 @@ def _from_files(row: Row, paths: tuple[Path, ...], type: MediaType) -> Shot:
         raise DataError(f"{row.where}: an image is one file, received {len(paths)}")
     sizes, found = set(), hashlib.sha256()
     for path in paths:
-        with _opened(path, row.where) as image:
-            sizes.add((image.size[1], image.size[0]))
-        found.update(path.read_bytes())
+        seen = picture_files.look(path, row.where)
+        sizes.add(seen.size)
+        found.update(seen.content)
     if len(sizes) > 1:
         raise DataError(
             f"{row.where}: the frames of a video have one size, received {' and '.join(map(str, sorted(sizes)))}"
@@ -189,21 +195,3 @@ def _given(row: Row, value: Any) -> Media:
 def _legal(type: MediaType) -> str:
     paths = {"image": "a path or ", "video": "a list of paths or ", "audio": ""}[type]
     return f"{paths}numbers {_NUMBERS[type]}"
-
-
-def _pixels(path: Path, where: str) -> torch.Tensor:
-    with _opened(path, where) as image:
-        try:
-            pixels = np.asarray(image.convert("RGB"), np.float32)
-        except OSError as error:  # its header is whole, and the rest is not
-            raise DataError(f"{where}: the picture {path} cannot be read ({error})") from error
-    return torch.from_numpy(pixels / 255).permute(2, 0, 1).contiguous()
-
-
-def _opened(path: Path, where: str) -> Image.Image:
-    try:
-        return Image.open(path)
-    except (OSError, UnidentifiedImageError) as error:
-        raise DataError(
-            f"{where}: the picture {path} cannot be read ({getattr(error, 'strerror', None) or error})"
-        ) from error

@@ -77,9 +77,8 @@ def test_a_file_that_ends_early_is_reported_with_its_row(tmp_path: Path) -> None
     path = tmp_path / "x.png"
     Image.effect_noise((64, 64), 50).save(path)
     path.write_bytes(path.read_bytes()[:-2000])
-    shot = demonstration(row(tmp_path, prompt="a", image="x.png"), 0, ("image",)).shown[0]["image"]
-    with pytest.raises(DataError, match=r"rows.jsonl:3: the picture .*x.png cannot be read \(image file is truncated"):
-        shot.read()
+    with pytest.raises(DataError, match=r"rows.jsonl:3: the picture .*x.png cannot be read \("):
+        demonstration(row(tmp_path, prompt="a", image="x.png"), 0, ("image",))
 
 
 @pytest.mark.parametrize(
