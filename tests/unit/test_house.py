@@ -25,6 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "torch.distributed": {"dist"},
     "torch.distributed.checkpoint": {"dist", "ckpt"},
     "safetensors": {"ckpt"},
+    "safetensors.SafetensorError": {"ckpt", "world"},
     "transformers": {"world"},
     "tokenizers": {"world"},
     "diffusers": {"models", "world"},
