@@ -68,7 +68,8 @@ def accumulation_invariant(
     Args:
         objective: `(params, batch) -> Sums`.
         params: a tree of tensors.
-        batch: `PackedTokens`, `Experience` or `Pairs`, of at least as many rows as the largest split.
+        batch: of tokens or latents, as `pack`, `experience`, `noised`, `denoising` and others make them, of at least as many
+            rows as the largest split.
         splits: into how many micro-batches it is cut; one of them is above 1.
         tolerance: largest deviation, relative to the largest element of what is compared.
         take: `(batch, rows) -> batch`, for a batch of another type.
@@ -106,7 +107,8 @@ def permutation_invariant(
     Args:
         objective: `(params, batch) -> Sums`.
         params: a tree of tensors.
-        batch: `PackedTokens`, `Experience` or `Pairs`, of at least as many rows as there are orders.
+        batch: of tokens or latents, as `pack`, `experience`, `noised`, `denoising` and others make them, of at least as many
+            rows as there are orders.
         orders: how many orders are tried.
         tolerance: largest deviation, relative to the largest element of what is compared.
         take: `(batch, rows) -> batch`, for a batch of another type.

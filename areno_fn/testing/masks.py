@@ -11,6 +11,8 @@ from areno_fn import tree
 from areno_fn.autodiff import value_and_grad
 from areno_fn.contracts.actions import Sums
 from areno_fn.contracts.batch import Experience, PackedTokens, Pairs
+from areno_fn.contracts.flow_batch import Denoising, Noised
+from areno_fn.contracts.flow_match import Replay
 from areno_fn.contracts.record import replace
 from areno_fn.testing.sizes import deviation, floating, require_finite, require_some, summed, widened
 
@@ -35,7 +37,8 @@ def mask_blind(loss: Callable[..., Sums], *args: Any, junk: Sequence[float] = JU
     Every third decision is given weight 0, beside those that have it, unless none would be left. In the first form every
     floating field is overwritten there, log-probabilities included, and the gradient is that of the log-probabilities (or
     of the values); it must be 0 under the mask. In the second the numbers of the batch and its masked targets are
-    overwritten, and the gradient is that of the parameters. Decisions are left out of the records and batches of tokens of
+    overwritten, and the gradient is that of the parameters. Of batches of latents whole rows are overwritten, states and
+    conditions too. Decisions are left out of the records and batches of tokens of
     the library, and of records of one's own in the first form, if all their tensors begin with the dimension of decisions.
 
     Args:
@@ -180,14 +183,18 @@ def _measured(function: Callable[[Any], Sums], at: Any) -> dict[str, Any]:
 
 
 def _overwritten(batch: Any, dead: torch.Tensor, value: float) -> Any:
-    """The batch with other numbers and other targets under weight 0."""
+    """The batch with other numbers and other targets under weight 0, and of latents whole rows of other numbers."""
+    rows = isinstance(batch, Noised | Denoising | Replay)
 
     def under(path: str, leaf: Any) -> Any:
         name = path.split(".")[-1]
-        if not isinstance(leaf, torch.Tensor) or leaf.shape != dead.shape or name == "weight":
+        if not isinstance(leaf, torch.Tensor) or name == "weight":
+            return leaf
+        if (leaf.shape[: dead.ndim] if rows else leaf.shape) != dead.shape:
             return leaf
         if leaf.is_floating_point():
-            return torch.where(dead, value, leaf).to(leaf.dtype)
+            hidden = dead.reshape(dead.shape + (1,) * (leaf.ndim - dead.ndim))
+            return torch.where(hidden, value, leaf).to(leaf.dtype)
         return torch.where(dead, 0, leaf) if name == "targets" else leaf
 
     return tree.map_with_path(under, batch)

@@ -12,6 +12,7 @@ from areno_fn.contracts.flow_batch import Noised
 from areno_fn.contracts.flow_match import Judges, Matched, Replay
 from areno_fn.contracts.flow_policy import FlowPolicy
 from areno_fn.contracts.record import replace
+from areno_fn.steps.flow.alive import counted_replay
 from areno_fn.steps.flow.guidance import guided
 from areno_fn.steps.flow.latents import along, live, over_latent
 from areno_fn.steps.flow.path import noised_to
@@ -54,6 +55,7 @@ def match(
     teacher = real or policy
 
     def stage(params: Judges, batch: Replay) -> Matched:
+        batch = counted_replay(batch)
         generated, implied = replayed(policy, params.generator, batch)
         shown = _shown(generated, mixed_noise(implied, batch), batch)
 
@@ -83,6 +85,7 @@ def followed(policy: FlowPolicy, generator: Any, batch: Replay) -> Noised:
     The factor is exp(-mean mixed^2 / 2 + mean fresh^2 / 2), within [1/20, 20]: how much likelier the mixed noise is than
     the fresh. It is 1 where all noise is fresh.
     """
+    batch = counted_replay(batch)
     with torch.no_grad():
         generated, implied = replayed(policy, generator, batch)
         mixed = mixed_noise(implied, batch)

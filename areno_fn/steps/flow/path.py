@@ -13,6 +13,7 @@ from areno_fn.contracts.flow_batch import Noised, Velocities
 from areno_fn.contracts.flow_policy import FlowPolicy
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.record import replace
+from areno_fn.steps.flow.alive import counted_noised
 from areno_fn.steps.flow.guidance import guided
 from areno_fn.steps.flow.latents import along
 from areno_fn.steps.flow.noise import latent_noise
@@ -117,6 +118,7 @@ def predict(policy: FlowPolicy) -> Callable[[Any, Noised], Velocities]:
     """The stage `(params, Noised) -> Velocities`: what the current parameters say."""
 
     def stage(params: Any, batch: Noised) -> Velocities:
+        batch = counted_noised(batch)
         return Velocities(velocity=_velocity(policy, params, batch), batch=batch)
 
     return stage
@@ -130,8 +132,9 @@ def remember(policy: FlowPolicy, batch: Noised, **parameters: Any) -> Noised:
         batch: noised samples.
         parameters: by the field that is filled: `old`, `reference` or `average`.
     """
+    shown = counted_noised(batch)
     with torch.no_grad():
-        return replace(batch, **{name: _velocity(policy, params, batch) for name, params in parameters.items()})
+        return replace(batch, **{name: _velocity(policy, params, shown) for name, params in parameters.items()})
 
 
 def rows_of(batch: T, rows: torch.Tensor) -> T:

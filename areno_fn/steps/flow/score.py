@@ -14,6 +14,7 @@ from areno_fn.contracts.flow import Trajectory, Transition
 from areno_fn.contracts.flow_batch import Denoising, Moves
 from areno_fn.contracts.flow_policy import FlowPolicy
 from areno_fn.contracts.record import replace
+from areno_fn.steps.flow.alive import counted_steps
 from areno_fn.steps.flow.guidance import guided
 from areno_fn.steps.flow.schedule import intervals, places
 from areno_fn.steps.flow.transition import entropy, log_prob, transition
@@ -63,6 +64,7 @@ def act_flow(policy: FlowPolicy) -> Callable[[Any, Denoising], Actions]:
     """The stage `(params, Denoising) -> Actions`, which every policy-gradient loss of tokens takes too."""
 
     def stage(params: Any, batch: Denoising) -> Actions:
+        batch = counted_steps(batch)
         return _actions(_transition(policy, params, batch), batch)
 
     return stage
@@ -72,6 +74,7 @@ def move(policy: FlowPolicy) -> Callable[[Any, Denoising], Moves]:
     """The stage `(params, Denoising) -> Moves`, for losses that also compare transitions."""
 
     def stage(params: Any, batch: Denoising) -> Moves:
+        batch = counted_steps(batch)
         now = _transition(policy, params, batch)
         return Moves(now=now, actions=None if batch.old is None else _actions(now, batch), batch=batch)
 
@@ -86,8 +89,9 @@ def recall(policy: FlowPolicy, batch: Denoising, **parameters: Any) -> Denoising
         batch: recorded steps.
         parameters: by the field that is filled: `before` or `reference`.
     """
+    shown = counted_steps(batch)
     with torch.no_grad():
-        return replace(batch, **{name: _transition(policy, params, batch) for name, params in parameters.items()})
+        return replace(batch, **{name: _transition(policy, params, shown) for name, params in parameters.items()})
 
 
 def _transition(policy: FlowPolicy, params: Any, batch: Denoising) -> Transition:

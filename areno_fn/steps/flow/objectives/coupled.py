@@ -11,6 +11,7 @@ from areno_fn.contracts.errors import RecordError, SpecError
 from areno_fn.contracts.flow import Transition
 from areno_fn.contracts.flow_batch import Moves
 from areno_fn.contracts.record import replace
+from areno_fn.steps.flow.alive import counted_moves
 from areno_fn.steps.flow.latents import live, over_latent
 from areno_fn.steps.objectives.clipped import clipped
 from areno_fn.steps.objectives.kl import bounded
@@ -67,6 +68,7 @@ def flow_grpo(
     surrogate = clipped(low, high)
 
     def stage(moves: Moves) -> Sums:
+        moves = counted_moves(moves)
         return _with_distance(surrogate(_actions(moves, "flow_grpo")), moves, kl_coef, kl_space, "flow_grpo")
 
     return stage
@@ -97,6 +99,7 @@ def grpo_guard(
     surrogate = clipped(low, high)
 
     def stage(moves: Moves) -> Sums:
+        moves = counted_moves(moves)
         actions, before = _actions(moves, "grpo_guard"), _before(moves, "grpo_guard")
         std = moves.now.std.to(actions.logp.dtype)
         shortfall = apart(moves, before, "gaussian", moves.batch.process.over)
@@ -134,6 +137,7 @@ def dppo(
     _check_space(space, threshold)
 
     def stage(moves: Moves) -> Sums:
+        moves = counted_moves(moves)
         actions = _actions(moves, "dppo")
         a = replace(
             actions,
@@ -179,6 +183,7 @@ def distilled(space: str = "velocity", *, normalised: bool = False) -> Callable[
         raise SpecError(f"space {space!r} does not exist; choose one of {', '.join(SPACES)}, data")
 
     def stage(moves: Moves) -> Sums:
+        moves = counted_moves(moves)
         batch, teacher = moves.batch, moves.batch.reference
         if teacher is None:
             raise RecordError("distilled needs Denoising.reference, the teacher's transitions, which is None")

@@ -140,7 +140,7 @@ def group_preference(
         share = torch.sigmoid(sums).detach()
         if strict:
             _check_signs(advantage, alive, groups)
-            first = _first_of_each(member)  # the value stands in one row of each group
+            first = _first_of_each(member, alive)  # the value stands in one row that counts of each group
             values = torch.where(first, F.softplus(sums) * size / beta, 0.0)
         else:
             values = share * advantage * moving
@@ -178,21 +178,28 @@ def _error(velocity: torch.Tensor, batch: Noised) -> torch.Tensor:
     return squared_error(velocity, batch.target, batch.mask)
 
 
-def _first_of_each(member: torch.Tensor) -> torch.Tensor:
+def _first_of_each(member: torch.Tensor, alive: torch.Tensor) -> torch.Tensor:
     places = torch.arange(member.shape[0], device=member.device)
+    counted = torch.where(alive != 0, places, member.shape[0])
     count = int(member.max()) + 1 if member.numel() else 0
-    first = places.new_full((count,), member.shape[0]).scatter_reduce(0, member, places, "amin")
+    first = places.new_full((count,), member.shape[0]).scatter_reduce(0, member, counted, "amin")
     return first[member] == places
 
 
 def _check_pairs(batch: Noised) -> None:
     # a value cannot be looked at while a graph is traced
-    apart = not torch.compiler.is_compiling() and not torch.equal(batch.sigma[0::2], batch.sigma[1::2])
-    if batch.weight.shape[0] % 2 or apart:
+    odd = batch.weight.shape[0] % 2
+    apart = not odd and not torch.compiler.is_compiling() and not _share_levels(batch)
+    if odd or apart:
         raise RecordError(
             "diffusion_dpo takes rows in pairs, preferred first, that share their level; "
             "noise both with one number in `shared`"
         )
+
+
+def _share_levels(batch: Noised) -> bool:
+    alive = (batch.weight[0::2] != 0) & (batch.weight[1::2] != 0)
+    return bool(((batch.sigma[0::2] == batch.sigma[1::2]) | ~alive).all())
 
 
 def _check_signs(advantage: torch.Tensor, alive: torch.Tensor, groups: torch.Tensor) -> None:
@@ -200,7 +207,7 @@ def _check_signs(advantage: torch.Tensor, alive: torch.Tensor, groups: torch.Ten
         return
     above = grouped_sum(alive * (advantage > 0), groups)[0]
     below = grouped_sum(alive * (advantage <= 0), groups)[0]
-    bad = ((above == 0) | (below == 0)).nonzero().flatten().tolist()
+    bad = (((above == 0) | (below == 0)) & (above + below != 0)).nonzero().flatten().tolist()
     if bad:
         raise RecordError(
             f"group {int(groups[bad[0]])} has advantages of one sign only; the strict preference needs both"
