@@ -60,6 +60,11 @@ def report(error: ArenoError) -> None:
             print(f"error: {line.strip()}", file=sys.stderr)
 
 
+def note(text: str) -> None:
+    """Says on the error stream what a command did beside what it was asked for."""
+    print(f"note: {text}", file=sys.stderr)
+
+
 def _replace_closed_streams() -> None:
     """Python has None in the place of a stream that was closed when it began (`>&-`)."""
     for name in ("stdout", "stderr"):

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from areno_fn.command import main
+from areno_fn.command import main, note
 from areno_fn.engine.specfile import read
 
 
@@ -42,7 +42,7 @@ def command(arguments: Sequence[str]) -> int:
     """
     options = _arguments().parse_args(arguments)
     changes = [*options.changes, *([f"out={options.out}"] if options.out else [])]
-    spec = read(options.spec, changes)
+    spec = read(options.spec, changes, note)
     # torch is imported only for a specification that decodes: a typing mistake answers at once
     from areno_fn.engine.session import describe, run
 

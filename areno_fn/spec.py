@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from areno_fn.command import MISTAKE, main, report
+from areno_fn.command import MISTAKE, main, note, report
 from areno_fn.contracts.errors import ArenoError, SpecError
 from areno_fn.contracts.spec import RunSpec
 from areno_fn.engine import specfile
@@ -69,7 +69,7 @@ def check(options: argparse.Namespace) -> int:
     wrong = 0
     for name in options.files:
         try:
-            spec = specfile.read(name, options.set)
+            spec = specfile.read(name, options.set, note)
             check_composition(spec)
             if options.packed:
                 _require_packed(Path(name))
@@ -92,7 +92,7 @@ def schema(options: argparse.Namespace) -> None:
 
 def show(options: argparse.Namespace) -> None:
     """Prints a specification with every default written out."""
-    sys.stdout.write(specfile.text(specfile.read(options.file, options.set)))
+    sys.stdout.write(specfile.text(specfile.read(options.file, options.set, note)))
 
 
 def _require_plan(spec: RunSpec) -> None:

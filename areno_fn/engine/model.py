@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import attrs
@@ -206,7 +207,7 @@ def from_folder(spec: HFModel) -> ModelPlan:
     if is_pipeline(spec.path):
         return _from_pipeline(spec)
     if spec.pipeline is not None:
-        raise SpecError(f"pipeline: {spec.path} is no pipeline folder of diffusers; remove this")
+        raise SpecError(_no_pipeline(spec.path))
     folder = hf.open_folder(spec.path)
     _require_no_part(folder)
     flow = flow_family_of(folder.config)
@@ -228,6 +229,22 @@ def from_folder(spec: HFModel) -> ModelPlan:
         folder=folder,
         dtype=spec.dtype,
         declared_eos=declared_eos(spec.path),
+    )
+
+
+def _no_pipeline(path: str) -> str:
+    """What is wrong with the path of a model that is to be a pipeline."""
+    if "\0" in path or not Path(path).is_dir():
+        return (
+            f"path: {path!r} is no folder here; with `pipeline` it is a pipeline folder of diffusers on this machine, with "
+            f"model_index.json, so download the model first and give its folder"
+        )
+    parent = Path(path).absolute().parent
+    if is_pipeline(parent):
+        return f"path: {path} is a part of the pipeline folder {parent}; give that folder"
+    return (
+        f"path: {path} holds no model_index.json, so it is no pipeline folder of diffusers; give such a folder, or remove "
+        f"the table `pipeline`, which is for pipelines alone"
     )
 
 

@@ -352,9 +352,18 @@ def test_pipelines_and_families_that_are_not_known_are_named(folder: Path, tmp_p
 
 def test_a_setting_of_pipelines_is_for_pipelines(folder: Path) -> None:
     asked = spec(folder)
-    model = HFModel(path=str(folder / "sd3/pipeline/text_encoder"), pipeline=asked.model.pipeline)
-    with pytest.raises(ArenoError, match="text_encoder is no pipeline folder of diffusers; remove this"):
-        plan(msgspec.structs.replace(asked, model=model))
+    for path, words in (
+        (folder / "sd3/pipeline/text_encoder", "text_encoder is a part of the pipeline folder .*/pipeline; give that"),
+        (
+            folder / "sd3",
+            "/sd3 holds no model_index.json, so it is no pipeline folder of diffusers; give such a folder",
+        ),
+        (folder / "none", "path: '.*/none' is no folder here; .*, so download the model first and give its folder"),
+        ("stabilityai/some-model", "path: 'stabilityai/some-model' is no folder here"),
+    ):
+        model = HFModel(path=str(path), pipeline=asked.model.pipeline)
+        with pytest.raises(ArenoError, match=words):
+            plan(msgspec.structs.replace(asked, model=model))
 
 
 def test_46_a_part_whose_library_or_class_is_missing_is_named(

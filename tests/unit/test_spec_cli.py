@@ -59,8 +59,21 @@ def test_what_new_shows_behind_a_mark_is_the_default(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_new_shows_every_field_of_every_table_with_its_meaning(kind: str) -> None:
     spec, text = specfile.STARTERS[kind](), specfile.commented(specfile.STARTERS[kind]())
-    tables = [spec, spec.model, spec.checkpoint, spec.export, spec.log, *spec.phases]
+    tables = [
+        spec,
+        spec.model,
+        *filter(None, [getattr(spec.model, "pipeline", None)]),
+        spec.checkpoint,
+        spec.export,
+        spec.log,
+        *spec.phases,
+    ]
     tables += [part for phase in spec.phases for part in (phase.algorithm, phase.batch, *phase.data, *phase.optimizers)]
+    tables += [
+        part
+        for table in (*(p.algorithm for p in spec.phases), spec.evaluation)
+        if (part := getattr(table, "denoising", None))
+    ]
     for table in tables:
         for field in table.__struct_fields__:
             assert re.search(rf"^#?\[?\[?(\w+\.)*{field}\b.*# .", text, re.MULTILINE) or field == "config", field
@@ -268,7 +281,8 @@ def test_arguments_come_from_the_process_when_none_are_given(monkeypatch: pytest
 
 def test_the_quickstart_starter_is_the_quickstart_that_is_run() -> None:
     root = Path(__file__).parents[2]
-    assert specfile.read(str(root / "specs/quickstart.toml")) == specfile.STARTERS["quickstart"]()
+    for kind in ("quickstart", "flow"):
+        assert specfile.read(str(root / f"specs/{kind}.toml")) == specfile.STARTERS[kind]()
 
 
 @pytest.mark.parametrize("columns", [{}, {"prompt": "question", "answer.1": "a b"}])

@@ -13,7 +13,9 @@ import yaml
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.spec import AdamWSpec, AlgorithmSpec, FunctionReward, HFModel, RunSpec, ScratchModel
 from areno_fn.engine import specfile
+from areno_fn.spec import command
 
+ROOT = Path(__file__).parents[2]
 PLAIN = "; a specification holds text, finite numbers, booleans, lists and tables with text keys"
 EMPTY = "the file is empty; `python -m areno_fn.spec new FILE.toml` writes one to start from"
 
@@ -94,8 +96,8 @@ def test_a_good_file_is_read_with_its_defaults(base: Path) -> None:
         (
             "{kind: sft}",
             "{kind: sft, samples: 2}",
-            "phases.sft.algorithm has no field 'samples'; "
-            f"its kind 'sft' has none; one that has it, {SAMPLING}, would have to be set first",
+            "phases.sft.algorithm has no field 'samples', "
+            f"as it is of kind 'sft'; remove it, or take a kind that has it, {SAMPLING}",
         ),
         ("path: models/tiny", "dtype: source", "model lacks 'path', which must be text"),
         (
@@ -386,8 +388,8 @@ def test_later_overrides_win(base: Path) -> None:
         ("phases.sft.rewards.a.weight=1", "phases.sft.rewards has no item 'a'; it is empty"),
         (
             "phases.sft.algorithm.sampling.top_k=1",
-            "phases.sft.algorithm has no field 'sampling'; its kind 'sft' has none; one that has it, 'grpo', 'gspo' or 'ppo', "
-            "would have to be set first",
+            "phases.sft.algorithm has no field 'sampling', as it is of kind 'sft'; remove it, "
+            "or take a kind that has it, 'grpo', 'gspo' or 'ppo'",
         ),
         ("seed=abc", "seed must be an integer of at least 0, received the text 'abc'"),
         ("seed=-1", "seed must be an integer of at least 0, received the number -1"),
@@ -412,13 +414,13 @@ def test_a_wrong_override_is_blamed_itself(base: Path, override: str, sentence: 
     [
         (
             ["phases.sft.algorithm.kind=gspo", "phases.sft.algorithm.aggregation=token_mean"],
-            "phases.sft.algorithm has no field 'aggregation'; its kind 'gspo' has none; one that has it, 'sft', 'grpo' or 'ppo', "
-            "would have to be set first",
+            "phases.sft.algorithm has no field 'aggregation', as it is of kind 'gspo'; remove it, "
+            "or take a kind that has it, 'sft', 'grpo' or 'ppo'",
         ),
         (
             ["phases.sft.optimizers.actor.kind=sgd", "phases.sft.optimizers.actor.betas=[0.9, 0.99]"],
-            "phases.sft.optimizers.actor has no field 'betas'; its kind 'sgd' has none; one that has it, 'adamw' or 'adamw8bit', "
-            "would have to be set first",
+            "phases.sft.optimizers.actor has no field 'betas', as it is of kind 'sgd'; remove it, "
+            "or take a kind that has it, 'adamw' or 'adamw8bit'",
         ),
         (
             ["phases.sft.algorithm.kind=grpo", "phases.sft.algorithm.top_k=3"],
@@ -435,6 +437,42 @@ def test_a_field_of_other_kinds_is_not_sought_where_it_cannot_be(
     base: Path, overrides: list[str], sentence: str
 ) -> None:
     assert refused(base, *overrides) == f"--set {overrides[-1]}: {sentence}"
+
+
+def test_all_that_a_kind_has_not_is_named_at_once_with_what_to_do(tmp_path: Path) -> None:
+    text = (ROOT / "specs/flow.toml").read_text().replace('kind = "flow_grpo"', 'kind = "flow_nft"')
+    assert refused(written(tmp_path, "s.toml", text)).endswith(
+        "phases.grpo.algorithm has no fields 'clip_low', 'clip_high' and 'denoising.level', as it is of kind 'flow_nft'; "
+        "remove them, or take a kind that has them, 'flow_grpo' or 'flow_grpo_guard'"
+    )
+
+
+def test_what_a_changed_kind_drops_is_said() -> None:
+    heard: list[str] = []
+    change = "phases.grpo.algorithm.kind=flow_nft"
+    spec = specfile.read(ROOT / "specs/flow.toml", [change], heard.append)
+    assert heard == [
+        f"--set {change}: phases.grpo.algorithm is without clip_low, clip_high, denoising.level now, "
+        "which its kind 'flow_nft' has not"
+    ]
+    assert (spec.phases[1].algorithm.minibatches, spec.phases[1].algorithm.denoising.steps) == (2, 8)
+    specfile.read(ROOT / "specs/flow.toml", ["phases.grpo.algorithm.kind=flow_grpo_guard"], heard.append)
+    assert len(heard) == 1
+    level = "phases.grpo.algorithm.denoising.level=0.5"
+    assert "has no field 'denoising.level', as it is of kind 'flow_nft'; remove it" in refused(
+        ROOT / "specs/flow.toml", change, level
+    )
+
+
+def test_a_changed_kind_drops_nothing_that_no_kind_has(tmp_path: Path) -> None:
+    text = (ROOT / "specs/flow.toml").read_text().replace("clip_low", "clip_lo")
+    sentence = refused(written(tmp_path, "s.toml", text), "phases.grpo.algorithm.kind=flow_nft")
+    assert "phases.grpo.algorithm has no field 'clip_lo'" in sentence
+
+
+def test_the_commands_say_what_a_changed_kind_drops(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["show", str(ROOT / "specs/flow.toml"), "--set", "phases.grpo.algorithm.kind=flow_awm"]) == 0
+    assert capsys.readouterr().err.startswith("note: --set phases.grpo.algorithm.kind=flow_awm: ")
 
 
 def test_an_override_that_is_not_finite_is_refused(base: Path) -> None:

@@ -34,7 +34,7 @@ def _table(value: Struct, info: Type, path: str, told: set[type]) -> Iterator[st
     """The settings of one table, then the tables inside it: TOML wants them in this order."""
     struct = next(member for member in structs(info) if member.cls is type(value))
     if struct.tag is not None:
-        yield _line(f"kind = {_toml(struct.tag)}", _choices(kinds(info)))
+        yield _line(f"kind = {toml_value(struct.tag)}", _choices(kinds(info)))
     inner: list[Iterator[str]] = []
     for field in struct.fields:
         item, where = getattr(value, field.name), f"{path}.{field.name}".lstrip(".")
@@ -72,14 +72,14 @@ def _setting(field: msgspec.inspect.Field, item: Any, words: str) -> str:
     default = default_of(field)
     usual = plain_copy(item) == default
     choices = _choices(field.type.values) if isinstance(field.type, msgspec.inspect.LiteralType) else ""
-    shown = "" if usual or default is msgspec.NODEFAULT else f"(default {_toml(default)})"
+    shown = "" if usual or default is msgspec.NODEFAULT else f"(default {toml_value(default)})"
     mark = "#" if usual and field.name != "version" else ""
     comment = " ".join(part for part in (words + ":" if choices else words, choices, shown) if part)
-    return _line(f"{mark}{field.name} = {_toml(item)}", comment)
+    return _line(f"{mark}{field.name} = {toml_value(item)}", comment)
 
 
 def _choices(values: Sequence[Any]) -> str:
-    return " | ".join(_toml(value) for value in values) if len(values) > 1 else ""
+    return " | ".join(toml_value(value) for value in values) if len(values) > 1 else ""
 
 
 def _is_table(item: Any) -> bool:
@@ -103,9 +103,10 @@ def _line(setting: str, words: str) -> str:
     return f"{setting:<{_COLUMN}} # {words}" if words else setting
 
 
-def _toml(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """A value as TOML has it behind a `=`."""
     if value == {}:
         return "{}"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(_toml(item) for item in value)}]"
+        return f"[{', '.join(toml_value(item) for item in value)}]"
     return tomli_w.dumps({"x": value}).removeprefix("x = ").rstrip("\n")

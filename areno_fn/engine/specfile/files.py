@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,15 @@ from areno_fn.engine.specfile.types import Type, child, default, locate, plain_c
 from areno_fn.engine.specfile.upgrade import READABLE, rewritten, upgraded, version_of
 
 
-def read(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> RunSpec:
+def read(
+    path: str | os.PathLike[str], overrides: Sequence[str] = (), told: Callable[[str], None] | None = None
+) -> RunSpec:
     """Reads a specification of this or an older version and applies `--set` overrides to it.
 
     Args:
         path: a `.toml`, `.yaml`, `.yml`, `.json` or `.msgpack` file.
         overrides: texts `address=value`, applied in order, in the words of this version or of the file's.
+        told: hears, in a sentence, of settings that an override of a kind drops because that kind has none of the name.
 
     Raises:
         SpecError: the file cannot be read, or does not hold a valid specification; one sentence that begins with the
@@ -38,9 +41,18 @@ def read(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> RunSpec
     places = []
     for override in overrides:
         _spell_out(raw)
-        places.append((set_option.apply(raw, override), f"--set {override}"))
+        change = set_option.apply(raw, override)
+        places.append((change.path, f"--set {override}"))
+        if told is not None and change.dropped:
+            told(f"--set {override}: {_dropped(raw, change)}")
         raw = rewritten(raw, version_of(written))
     return _convert(raw, str(source), suffix, places)
+
+
+def _dropped(raw: dict[str, Any], change: set_option.Change) -> str:
+    names = ", ".join(".".join(map(str, place)) for place in change.dropped)
+    where, table, _ = locate(raw, change.path[:-1])
+    return f"{where} is without {names} now, which its kind {table['kind']!r} has not"
 
 
 def check(spec: RunSpec) -> RunSpec:

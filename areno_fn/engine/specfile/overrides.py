@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import json
 import tomllib
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import NODEFAULT, inspect
 
 from areno_fn.contracts.errors import SpecError
 from areno_fn.engine.specfile.formats import kind_of, require_plain
 from areno_fn.engine.specfile.sentences import suggestion, unknown_field
-from areno_fn.engine.specfile.types import Path, Type, child, default, fields, labels, root
+from areno_fn.engine.specfile.types import Path, Type, child, default, fields, kinds, labels, root, strangers
 
 
-def apply(raw: dict[str, Any], override: str) -> Path:
+class Change(NamedTuple):
+    """What an override did.
+
+    Attributes:
+        path: the place that was set.
+        dropped: the settings that went with it, as the kind that was set has none of the name, as places below `path`'s table.
+    """
+
+    path: Path
+    dropped: tuple[Path, ...]
+
+
+def apply(raw: dict[str, Any], override: str) -> Change:
     """Changes `raw` in place; tables and lists that the file left out start from their defaults.
 
     Args:
         raw: plain data of a specification.
         override: `address=value`. The address is dotted; an item of a list goes by its `name`, its `role` or its index.
             Text fields take the words as they are; everything else is read as JSON, then as a TOML value.
-
-    Returns:
-        The place that was set.
 
     Raises:
         SpecError: the address names nothing, or the text has no `=`.
@@ -34,36 +43,46 @@ def apply(raw: dict[str, Any], override: str) -> Path:
             f"--set {override}: an override is written address=value, for example --set phases.sft.steps=100"
         )
     try:
-        path = _set(raw, root(), address.strip(), text, (), "")
+        change = _set(raw, root(), address.strip(), text, (), "")
+    except _Unknown as error:
+        raise SpecError(f"--set {override}: {unknown_field(raw, error.path, error.name)}") from None
     except _Nowhere as error:
         raise SpecError(f"--set {override}: {error}") from None
     require_plain(raw, f"--set {override}")
-    return path
+    return change
 
 
 class _Nowhere(Exception):
     """The address names nothing."""
 
 
-def _set(node: Any, info: Type, address: str, text: str, path: Path, where: str) -> Path:
-    key, shown, rest = _next(node, info, address, where)
+class _Unknown(Exception):
+    """The table at `path` has no field `name`."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        super().__init__(path, name)
+        self.path, self.name = path, name
+
+
+def _set(node: Any, info: Type, address: str, text: str, path: Path, where: str) -> Change:
+    key, shown, rest = _next(node, info, address, path, where)
     inner = child(info, node, key)
     if not rest:
+        before = node.get(key) if isinstance(node, dict) else None
         node[key] = _value(text, inner)
-        if key == "kind" and isinstance(node, dict):
-            _drop_strangers(node, info)
-        return (*path, key)
+        dropped = _drop_strangers(node, info, before) if key == "kind" and isinstance(node, dict) else ()
+        return Change((*path, key), dropped)
     if isinstance(node, dict):
         _fill(node, info, inner, shown)
     return _set(node[key], inner, rest, text, (*path, key), f"{where}.{shown}".lstrip("."))
 
 
-def _next(node: Any, info: Type, address: str, where: str) -> tuple[str | int, str, str]:
+def _next(node: Any, info: Type, address: str, path: Path, where: str) -> tuple[str | int, str, str]:
     """The first part of an address as a key, as a person says it, and the rest of the address."""
     if isinstance(node, list):
         return _item(node, info, address, where)
     if isinstance(node, dict):
-        return _field(node, info, address, where)
+        return _field(node, info, address, path)
     raise _Nowhere(f"{where} is {kind_of(node)} and has nothing inside")
 
 
@@ -75,21 +94,28 @@ def _fill(node: dict[str, Any], info: Type, inner: Type, key: str) -> None:
         node[key] = start if start is not NODEFAULT and start is not None else [] if lists else {}
 
 
-def _drop_strangers(node: dict[str, Any], info: Type) -> None:
-    """A table that has become of another kind keeps the settings that this kind has too."""
-    known = fields(info, node)
-    for name in [name for name in node if known and name != "kind" and name not in known]:
-        del node[name]
+def _drop_strangers(node: dict[str, Any], info: Type, before: Any) -> tuple[Path, ...]:
+    """A table that has become of another kind keeps the settings that this kind has too, and what no kind of it had."""
+    if node["kind"] not in kinds(info):
+        return ()
+    wrong = strangers(info, node | {"kind": before})
+    dropped = tuple(place for place in strangers(info, node) if place not in wrong)
+    for *above, name in dropped:
+        table: Any = node
+        for key in above:
+            table = table[key]
+        del table[name]
+    return dropped
 
 
-def _field(node: dict[str, Any], info: Type, address: str, where: str) -> tuple[str, str, str]:
+def _field(node: dict[str, Any], info: Type, address: str, path: Path) -> tuple[str, str, str]:
     head, _, rest = address.partition(".")
     known = fields(info, node)
     if not known:  # a free table: its own keys may contain dots
         head = max((key for key in node if _leads(key, address)), key=len, default=head)
         rest = address[len(head) + 1 :]
     elif head not in known:
-        raise _Nowhere(unknown_field(where, head, info, node))
+        raise _Unknown(path, head)
     return head, head, rest
 
 

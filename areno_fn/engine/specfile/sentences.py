@@ -15,7 +15,19 @@ import yaml
 from msgspec import inspect
 
 from areno_fn.engine.specfile.formats import kind_of
-from areno_fn.engine.specfile.types import Path, Type, child, describe, fields, homes, locate, one_of, structs
+from areno_fn.engine.specfile.types import (
+    Path,
+    Type,
+    child,
+    describe,
+    fields,
+    homes,
+    kinds,
+    locate,
+    one_of,
+    strangers,
+    structs,
+)
 from areno_fn.engine.specfile.yaml_text import number_in_yaml
 
 _MESSAGE = re.compile(r"(?P<head>.*?)(?: - at `(?P<path>\$[^`]*)`)?", re.DOTALL)
@@ -51,20 +63,15 @@ def explain(message: str, raw: Any, suffix: str) -> tuple[Path, str]:
             path,
             f"{where or 'the specification'} lacks {name!r}, which must be {describe(child(info, value, name))}",
         )
-    return (*path, name), unknown_field(where, name, info, value)
+    return (*path, name), unknown_field(raw, path, name)
 
 
-def unknown_field(where: str, name: str, info: Type, raw: Any) -> str:
-    """A table has no such field: the closest one, or the table that has it, or all there are."""
-    known = fields(info, raw)
-    advice = (
-        _other_kinds(name, info, raw)
-        or _inside(where, name, known)
-        or _home(name)
-        or suggestion(name, known)
-        or _listing(known)
-    )
-    return f"{where or 'the specification'} has no field {name!r}; {advice}"
+def unknown_field(raw: Any, path: Path, name: str) -> str:
+    """The table at `path` has no such field: what to do with it, the table that has it, the closest one, or all there are."""
+    where, value, info = locate(raw, path)
+    known = fields(info, value)
+    advice = _inside(where, name, known) or _home(name, path) or suggestion(name, known) or _listing(known)
+    return _other_kinds(raw, path, name) or f"{where or 'the specification'} has no field {name!r}; {advice}"
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
@@ -73,12 +80,34 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f"the nearest is {near[0]!r}" if near else ""
 
 
-def _other_kinds(name: str, info: Type, raw: Any) -> str:
-    """The kinds of this table that have the field, where its own has not."""
-    having = [str(member.tag) for member in structs(info) if any(field.name == name for field in member.fields)]
-    if not having or not isinstance(raw, dict):
+def _other_kinds(raw: Any, path: Path, name: str) -> str:
+    """That only other kinds of a table have the field, with all others there of which that is so."""
+    depth = next((d for d in range(len(path), -1, -1) if kinds(locate(raw, path[:d])[2])), None)
+    if depth is None:
         return ""
-    return f"its kind {raw.get('kind')!r} has none; one that has it, {one_of(having)}, would have to be set first"
+    where, value, info = locate(raw, path[:depth])
+    wanted = (*path[depth:], name)
+    if not isinstance(value, dict) or not _kinds_with(info, wanted):
+        return ""
+    others = [found for found in strangers(info, value) if found != wanted and _kinds_with(info, found)]
+    names = [".".join(map(str, found)) for found in (wanted, *others)]
+    having = [kind for kind in kinds(info) if all(kind in _kinds_with(info, found) for found in (wanted, *others))]
+    advice = "remove them" if others else "remove it"
+    choice = f", or take a kind that has {'them' if others else 'it'}, {one_of(having)}" if having else ""
+    listed = one_of(names).replace(" or ", " and ")
+    fields_ = f"fields {listed}" if others else f"field {listed}"
+    return f"{where} has no {fields_}, as it is of kind {value.get('kind')!r}; {advice}{choice}"
+
+
+def _kinds_with(info: Type, place: Path) -> list[str]:
+    """The kinds of a table that have a field at a place in them."""
+
+    def has(node: Type, rest: Path) -> bool:
+        if not rest:
+            return True
+        return any(f.name == rest[0] and has(f.type, rest[1:]) for member in structs(node) for f in member.fields)
+
+    return [str(member.tag) for member in structs(info) if has(member, place)]
 
 
 def _inside(where: str, name: str, known: Mapping[str, Type]) -> str:
@@ -87,8 +116,9 @@ def _inside(where: str, name: str, known: Mapping[str, Type]) -> str:
     return f"a field of that name stands under {f'{where}.{inner[0]}'.lstrip('.')}" if inner else ""
 
 
-def _home(name: str) -> str:
-    found = homes(name)
+def _home(name: str, path: Path) -> str:
+    here = ".".join(str(key) for key in path if isinstance(key, str))
+    found = [place for place in homes(name) if place != here]
     outermost = {place for place in found if not any(other and place.startswith(f"{other}.") for other in found)}
     places = sorted({f"under {place}" if place else "at the top level" for place in outermost})
     return f"a field of that name stands {' or '.join(places)}" if 0 < len(places) <= 3 else ""

@@ -26,6 +26,7 @@ from areno_fn.contracts.spec import (
     Schedule,
     ScratchModel,
 )
+from areno_fn.engine.specfile.flow_starters import flow, pipeline
 
 _EXACT = FunctionReward(function="areno_fn.world.rewards:exact_match", name="exact_match")
 _DRAWN = Sampling(max_tokens=256)
@@ -176,5 +177,7 @@ STARTERS: dict[str, Callable[[], RunSpec]] = {
     "gspo": gspo,
     "ppo": ppo,
     "quickstart": quickstart,
+    "flow": flow,
+    "pipeline": pipeline,
 }
 """Starters by the name that `python -m areno_fn.spec new --kind` takes."""

@@ -53,6 +53,17 @@ def fields(info: Type, raw: Any = None) -> dict[str, Type]:
     return found
 
 
+def strangers(info: Type, raw: Any) -> list[Path]:
+    """The places in a table, and in the tables in it, that its type does not have; lists are not looked into."""
+    known = fields(info, raw)
+    if not known or not isinstance(raw, dict):
+        return []
+    found: list[Path] = []
+    for key, value in raw.items():
+        found += [(key, *rest) for rest in strangers(known[key], value)] if key in known else [(key,)]
+    return found
+
+
 def default(info: Type, raw: Any, name: str) -> Any:
     """The plain value that an omitted field stands for, `NODEFAULT` when it is required."""
     for member in choose(info, raw):

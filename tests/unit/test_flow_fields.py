@@ -1,0 +1,63 @@
+"""The page on flow models lists every field of its algorithms with its default, as the records have them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from msgspec import NODEFAULT, Struct
+
+from areno_fn.contracts import spec, spec_flow_noised
+from areno_fn.contracts.spec_flow import FlowGrouped, Levels
+from areno_fn.engine.specfile.commented import toml_value
+from areno_fn.engine.specfile.types import default_of, plain_copy
+
+PAGE = (Path(__file__).parents[2] / "docs/flow.md").read_text()
+ALGORITHMS = [kind for kind in get_args(spec.AlgorithmSpec) if str(kind.__struct_config__.tag).startswith("flow_")]
+DRAWN = [table for table in Levels.__subclasses__() if table.__module__.startswith("areno_fn.contracts")]
+
+
+def shown(field: Any) -> str:
+    default = default_of(field)
+    if default is NODEFAULT:
+        return f"`{field.name}`"
+    if default is None:
+        return f"`{field.name}` absent"
+    if isinstance(default, dict) and default:
+        made = field.default_factory()
+        usual = plain_copy(type(made)())
+        own = ", ".join(f"{key} = {toml_value(value)}" for key, value in default.items() if usual[key] != value)
+        return f"`{field.name} = {{ {own} }}`" if own else f"`{field.name} = {{ }}`"
+    return f"`{field.name} = {toml_value(default)}`"
+
+
+def fields(table: type[Struct], without: tuple[str, ...] = ()) -> str:
+    info = msgspec.inspect.type_info(table)
+    assert isinstance(info, msgspec.inspect.StructType)
+    return ", ".join(shown(field) for field in info.fields if field.name not in without)
+
+
+def row(kind: type[Struct]) -> str:
+    grouped = issubclass(kind, FlowGrouped)
+    own = fields(kind, FlowGrouped.__struct_fields__ if grouped else ())
+    return f"| `{kind.__struct_config__.tag}` | {'those, ' if grouped else ''}{own} |"
+
+
+def name(table: type[Struct]) -> str:
+    users = [k for k in ALGORITHMS if type(getattr(k(), "denoising", None)) is table]
+    tags = ", ".join(f"`{kind.__struct_config__.tag}`" for kind in users)
+    return f"`denoising` of evaluations, {tags}" if table is spec.Denoising else f"`denoising` of {tags}"
+
+
+def table() -> list[str]:
+    compared = f"| those that compare samples | {fields(FlowGrouped)} |"
+    inner = [f"| {name(one)} | {fields(one)} |" for one in DRAWN]
+    copies = f"| `old`, `sampler`, `slow` | {fields(spec_flow_noised.Forgetting)} |"
+    return [compared, *map(row, ALGORITHMS), *inner, copies, f"| `model.pipeline` | {fields(spec.PipelineSpec)} |"]
+
+
+@pytest.mark.parametrize("line", table())
+def test_the_page_has_every_field_with_its_default(line: str) -> None:
+    assert line in PAGE.splitlines()
