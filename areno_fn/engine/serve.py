@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import attrs
 import torch
 
 from areno_fn import tree
-from areno_fn.contracts.errors import DataError
+from areno_fn.contracts.errors import DataError, ModelError, SpecError
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.pages import PagedPolicy
 from areno_fn.contracts.spec import Sampling
@@ -55,8 +56,8 @@ class Server:
 
     Raises:
         ModelError: a stop token is not in the model's vocabulary.
-        SpecError: the distribution is none, there is no token to read, or the cache does not hold one request of
-            `longest` tokens.
+        SpecError: the distribution is none, a number is below 1, there is no token to read, or the cache does not hold one
+            request of `longest` tokens.
     """
 
     def __init__(
@@ -76,6 +77,9 @@ class Server:
     ) -> None:
         check_stops(policy, stop)
         check_sampling(sampling)
+        for what, count in {"rows": rows, "pages": pages, "page_size": page_size, "longest": longest}.items():
+            if count is not None and (not _is_whole(count) or count < 1):
+                raise SpecError(f"a server needs {what} of at least 1, a whole number, received {count!r}")
         self._policy, self._sampling = policy, sampling
         self._open: dict[int, Sample] = {}
         with torch.no_grad():
@@ -93,6 +97,7 @@ class Server:
                 read_tokens=read_tokens,
             )
             self._batch.load(params, key)
+        self._forms = _forms(params)
 
     @property
     def open(self) -> tuple[int, ...]:
@@ -113,19 +118,26 @@ class Server:
             max_tokens: most tokens to draw; that of the sampling when omitted.
 
         Raises:
-            DataError: the prompt is empty or has a token that the model does not know, or a name is in use.
-            SpecError: the prompt and its completion may become too long.
+            DataError: the prompt is empty or has a token that the model does not know, or a name is in use or none.
+            SpecError: the prompt and its completion may become too long, or `max_tokens` is no whole number.
         """
-        if not prompt or not all(0 <= token < self._policy.vocab_size for token in prompt):
+        tokens, names = list(prompt), list(names)
+        if not tokens or not all(_is_whole(token) and 0 <= token < self._policy.vocab_size for token in tokens):
             raise DataError(
-                f"a prompt must have at least one token, each in [0, {self._policy.vocab_size}), received {list(prompt)}"
+                f"a prompt must have at least one token, each in [0, {self._policy.vocab_size}), received {tokens}"
             )
-        twice = [name for name in names if name in self._open or names.count(name) > 1]
+        for name in names:
+            if not _is_whole(name) or not -(1 << 63) <= name < 1 << 63:
+                raise DataError(f"the name of a request must be a whole number of 64 bits, received {name!r}")
+        counted = Counter([*names, *self._open])
+        twice = [name for name in names if counted[name] > 1]
         if twice:
             raise DataError(f"the name {twice[0]} is in use, and would draw alike; give every request its own name")
-        shared = Prompt(tokens=list(prompt))
+        limit = self._sampling.max_tokens if max_tokens is None else max_tokens
+        if not _is_whole(limit):
+            raise SpecError(f"max_tokens must be a whole number, received {limit!r}")
+        shared = Prompt(tokens=tokens)
         for name in names:
-            limit = self._sampling.max_tokens if max_tokens is None else max_tokens
             sequence = Sample(name=name, prompt=shared, limit=limit)
             self._batch.add(sequence)
             self._open[name] = sequence
@@ -141,7 +153,14 @@ class Server:
         self._batch.cancel(self._open.pop(name))
 
     def load(self, params: Any, key: Key) -> None:
-        """Goes on with other weights and another key. Open requests keep what they have drawn, which is read again."""
+        """Goes on with other weights and another key. Open requests keep what they have drawn, which is read again.
+
+        Raises:
+            ModelError: the weights are not like those before in structure, shapes, dtypes and devices; those stay in use.
+        """
+        given = _forms(params)
+        if given != self._forms:
+            raise ModelError(f"weights to go on with must be like those before, but {_differs(self._forms, given)}")
         with torch.no_grad():
             self._batch.load(params, key)
 
@@ -168,3 +187,19 @@ class Server:
             yield Completion(
                 name=sequence.name, tokens=tuple(tokens[row][:length]), logp=tuple(logp[row][:length]), finished=stopped
             )
+
+
+def _is_whole(value: object) -> bool:
+    """Whether it is an integer; `True` is none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _forms(params: Any) -> dict[str, str]:
+    """By path, what a kernel sees of a leaf beside its numbers."""
+    return {path: f"{leaf.dtype} {list(leaf.shape)} on {leaf.device}" for path, leaf in tree.leaves_with_path(params)}
+
+
+def _differs(before: dict[str, str], after: dict[str, str]) -> str:
+    """The first leaf that is another, in words."""
+    path = next(path for path in {**before, **after} if before.get(path) != after.get(path))
+    return f"{path} is {after.get(path, 'not there')} and was {before.get(path, 'not there')}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 import torch
@@ -82,7 +83,7 @@ def filled(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 
 
 def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    rows = x.numel() // x.shape[-1]
+    rows = math.prod(x.shape[:-1])
     missing = -rows % FEW
     dealt = rows > _DEALT and weight.shape[0] > 1  # a weight of a single row is multiplied by another routine still
     if not missing or dealt or x.device.type != "cpu":

@@ -160,8 +160,6 @@ def accumulate(
 
     def gradient_of(params: Any, batches: Sequence[Any], frozen: Any = None) -> tuple[Any, Sums]:
         _check_batches(batches)
-        if not batches:
-            raise RecordError("accumulate was given no micro-batch; a step needs at least one")
         if len(batches) == 1 and reduce is alone and not _narrow(params):
             (_, sums), gradient = derive_mean(params, batches[0], frozen)
             return gradient, sums
@@ -264,6 +262,8 @@ def _check_batches(batches: Sequence[Any]) -> None:
         raise RecordError(
             f"a step takes a tuple or a list of micro-batches, received {type(batches).__name__}; write (batch,)"
         )
+    if not batches:
+        raise RecordError("accumulate was given no micro-batch; a step needs at least one")
 
 
 def _check_role(state: TrainState, role: str) -> None:

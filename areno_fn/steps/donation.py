@@ -9,28 +9,34 @@ import torch
 
 from areno_fn import tree
 from areno_fn.contracts.errors import RecordError
+from areno_fn.contracts.memory import one_place_each, overlaps, place
 from areno_fn.contracts.state import TrainState
 
 
 def require_alone(state: TrainState, role: str) -> None:
     """Refuses a state in which something else stands in the memory of a role's parameters or moments.
 
-    Within the role no two leaves may begin at one address; other roles and snapshots may share no storage with it.
+    Within the role no two leaves may share a byte, nor two elements of one leaf; other roles and snapshots may share no
+    storage with it.
 
     Raises:
         RecordError: names both.
     """
     own = {"params": {role: state.params[role]}, "optim": {role: state.optim[role]}}
-    addresses = [leaf.data_ptr() for leaf in _tensors(own)]
-    if len(set(addresses)) < len(addresses):
-        first, second = _twice(own)
-        raise RecordError(f"{first} and {second} are one tensor, which is updated in place; clone one of them")
+    leaves = list(_tensors(own))
+    if not all(leaf.is_contiguous() or one_place_each(leaf) for leaf in leaves):
+        path = next(path for path, leaf in _named(own) if not one_place_each(leaf))
+        raise RecordError(
+            f"elements of {path} stand in one place, as expand() makes them, and {role!r} is updated in place; clone it"
+        )
+    mine = {_storage(leaf) for leaf in leaves}
+    if len(mine) < len(leaves):
+        _refuse_overlap(own)
     others = {
         "params": {name: tree for name, tree in state.params.items() if name != role},
         "optim": {name: tree for name, tree in state.optim.items() if name != role},
         "snapshots": state.snapshots,
     }
-    mine = {_storage(leaf) for leaf in _tensors(own)}
     if not mine.isdisjoint(_storage(leaf) for leaf in _tensors(others)):
         first, second = _shared(own, others)
         raise RecordError(
@@ -52,14 +58,11 @@ def _storage(leaf: torch.Tensor) -> int:
     return leaf.untyped_storage().data_ptr()
 
 
-def _twice(value: Mapping[str, Any]) -> tuple[str, str]:
-    """The first two leaves that begin at one address."""
-    seen: dict[int, str] = {}
-    for path, leaf in _named(value):
-        if leaf.data_ptr() in seen:
-            return seen[leaf.data_ptr()], path
-        seen[leaf.data_ptr()] = path
-    raise AssertionError("no two leaves begin at one address")
+def _refuse_overlap(value: Mapping[str, Any]) -> None:
+    """Refuses two leaves that have a byte in common; parts of one storage may lie side by side."""
+    for first, second in overlaps([place(path, ("", ""), leaf) for path, leaf in _named(value)]):
+        what = "are one tensor" if first.same(second) else "share memory"
+        raise RecordError(f"{first.path} and {second.path} {what}, which is updated in place; clone one of them")
 
 
 def _shared(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, str]:

@@ -84,9 +84,21 @@ def test_both_implementations_draw_the_same_tokens(
 def test_a_broken_row_does_not_come_out_finite(mode: str, rules: str) -> None:
     (logits, key, ids, positions), fields = cases.build(Case(sizes=(3, 50), dtype=torch.float32, variant=rules), "cpu")
     logits[1, 17] = torch.nan
-    tokens, logp, _ = sample(logits, key, ids, positions, **fields)
+    tokens, logp, kept = sample(logits, key, ids, positions, **fields)
     assert logp.isnan().tolist() == [False, True, False]
     assert bool(((tokens >= 0) & (tokens < 50)).all())
+    assert bool(((kept >= 1) & (kept <= 50)).all())
+
+
+@pytest.mark.parametrize("size", [1, 2, 256, 257, 600])
+@pytest.mark.parametrize("rules", cases.RULES)
+def test_a_row_without_a_token_has_no_probability(mode: str, rules: str, size: int) -> None:
+    case = Case(sizes=(3, size), dtype=torch.float32, variant=rules)
+    (logits, key, ids, positions), fields = cases.build(case, "cpu")
+    logits[1] = -torch.inf
+    tokens, logp, kept = sample(logits, key, ids, positions, **fields)
+    assert (logp == -torch.inf).tolist() == [False, True, False] and int(tokens[1]) == 0
+    assert bool(((kept >= 1) & (kept <= size)).all())
 
 
 def test_what_does_not_fit_is_refused() -> None:

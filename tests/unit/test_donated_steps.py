@@ -115,6 +115,14 @@ def test_a_pure_step_leaves_its_state_readable_and_as_it_was() -> None:
             lambda s: replace(s, optim={"actor": replace(s.optim["actor"], master={"w": s.params["actor"]["b"]})}),
             "params.actor.b and optim.actor.master.w are one tensor, which is updated in place; clone one of them",
         ),
+        (
+            lambda s: replace(s, params={"actor": overlapping()}),
+            "params.actor.w and params.actor.b share memory, which is updated in place; clone one of them",
+        ),
+        (
+            lambda s: replace(s, params={"actor": {"w": s.params["actor"]["w"], "b": torch.ones(1).expand(4)}}),
+            r"elements of params.actor.b stand in one place, as expand\(\) makes them, and 'actor' is updated in place; clone it",
+        ),
     ],
 )
 def test_shared_memory_is_not_donated(change: Any, match: str) -> None:
@@ -122,6 +130,32 @@ def test_shared_memory_is_not_donated(change: Any, match: str) -> None:
     with pytest.raises(RecordError, match=match):
         train_step(squares, OPTIMIZERS["adamw"], donate=True)(state, batches(1))
     assert state.counters.optimizer_step == 0  # it was not handed over
+
+
+def overlapping() -> dict[str, torch.Tensor]:
+    memory = torch.randn(40, generator=torch.Generator().manual_seed(1))
+    return {"w": memory[:32].view(8, 4), "b": memory[30:34]}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_leaves_side_by_side_in_one_storage_are_donated(name: str) -> None:
+    moved, memory = OPTIMIZERS[name], torch.randn(8, 8, generator=torch.Generator().manual_seed(1))
+
+    def begun() -> TrainState:
+        own = memory.clone()
+        params = {"w": own[:, ::2], "b": own[0, 1::2]}
+        return replace(started(moved), params={"actor": params}, optim={"actor": moved.init(params)})
+
+    want, _ = train_step(squares, moved)(begun(), batches(1))
+    got, _ = train_step(squares, moved, donate=True)(begun(), batches(1))
+    assert tree.equal(want, got)
+
+
+def test_no_micro_batch_is_refused_before_the_state_is_handed_over() -> None:
+    state = started(OPTIMIZERS["adamw"])
+    with pytest.raises(RecordError, match="a step needs at least one"):
+        train_step(squares, OPTIMIZERS["adamw"], donate=True)(state, ())
+    assert state.counters.optimizer_step == 0
 
 
 def test_a_captured_step_is_a_donated_one() -> None:

@@ -55,13 +55,16 @@ def packed_attention(
         [N, H, head_dim] in the dtype of `q`.
 
     Raises:
-        KernelError: the shapes do not fit each other, or the window or the soft cap is negative.
+        KernelError: shapes, dtypes or devices do not fit each other, or the window or the soft cap is negative.
 
     Source: Vaswani et al., "Attention is all you need", 2017, equation 1; Ainslie et al., "GQA", 2023.
     """
     fits = q.ndim == k.ndim == 3 and k.shape == v.shape and q.shape[::2] == k.shape[::2]
-    fits = fits and q.shape[0] == layout.tokens and q.shape[1] % k.shape[1] == 0
-    wanted = f"q must be [N, H, head_dim] and k and v [N, K, head_dim] with N = {layout.tokens} and H a multiple of K"
+    fits = fits and q.shape[0] == layout.tokens and shared_alike(q, k, v, k.shape[1])
+    wanted = (
+        f"q must be floating [N, H, head_dim] and k and v [N, K, head_dim] of the same dtype and device with N = {layout.tokens} "
+        "and H a multiple of K"
+    )
     require(fits, "packed_attention", wanted, q, k, v)
     require(window >= 0 and soft_cap >= 0, "packed_attention", "window and soft_cap must not be negative", q, k, v)
     window = 0 if window >= layout.longest else window
@@ -74,6 +77,12 @@ def packed_attention(
     q, k, v = (padded(layout.pad(x).transpose(1, 2), places) for x in (q, k, v))
     out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=shared)
     return layout.unpad(out[:, :, : layout.longest].transpose(1, 2))
+
+
+def shared_alike(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int) -> bool:
+    """Whether queries can share so many key heads evenly, and are of the dtype and on the device of keys and values."""
+    alike = q.dtype == k.dtype == v.dtype and q.device == k.device == v.device
+    return alike and q.is_floating_point() and heads > 0 and q.shape[1] % heads == 0
 
 
 def cached_attention(
@@ -100,11 +109,14 @@ def cached_attention(
         [B, H, head_dim] in the dtype of `q`.
 
     Raises:
-        KernelError: the shapes do not fit each other.
+        KernelError: shapes, dtypes or devices do not fit each other, or the soft cap is negative.
     """
     fits = q.ndim == 3 and keys.ndim == 4 and keys.shape == values.shape and keys.shape[::3] == q.shape[::2]
-    fits = fits and lengths.shape == q.shape[:1] and q.shape[1] % keys.shape[2] == 0
-    wanted = "q must be [B, H, head_dim], keys and values [B, S, K, head_dim] with H a multiple of K, and lengths [B]"
+    fits = fits and lengths.shape == q.shape[:1] and shared_alike(q, keys, values, keys.shape[2]) and soft_cap >= 0
+    wanted = (
+        "q must be floating [B, H, head_dim], keys and values [B, S, K, head_dim] of the same dtype and device with H a multiple "
+        "of K, lengths [B], and soft_cap not negative"
+    )
     require(fits, "cached_attention", wanted, q, keys, values, lengths)
     batch, heads, head_dim = q.shape
     kv_heads = keys.shape[2]

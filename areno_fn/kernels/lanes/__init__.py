@@ -86,7 +86,9 @@ def next_places(stored: torch.Tensor, table: torch.Tensor, size: int) -> tuple[t
         KernelError: shapes or dtypes do not fit each other, or there is no kernel for the device.
     """
     fits = table.ndim == 2 and stored.shape == table.shape[:1] and stored.dtype == table.dtype == torch.int64
-    require(fits, "lanes", "stored must be int64 [B] and the table int64 [B, W]", stored, table)
+    require(
+        fits and size > 0, "lanes", "stored must be int64 [B], the table int64 [B, W] and size above 0", stored, table
+    )
     if backend("lanes", stored, table) == "reference":
         return reference.next_places(stored, table, size)
     found: tuple[torch.Tensor, torch.Tensor]

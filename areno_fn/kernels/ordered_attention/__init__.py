@@ -38,15 +38,15 @@ def packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: PackedLayo
 
     Source: Dao, "FlashAttention-2", 2023, algorithm 1, with blocks of keys of one size.
     """
-    if backend("ordered_attention", q, k, v) == "reference":
-        return attention.packed_attention(q, k, v, layout, scale)
     fits = q.ndim == k.ndim == 3 and k.shape == v.shape and q.shape[::2] == k.shape[::2] and scale > 0
-    fits = fits and q.shape[0] == layout.tokens and q.shape[1] % k.shape[1] == 0 and q.dtype == k.dtype == v.dtype
+    fits = fits and q.shape[0] == layout.tokens and attention.shared_alike(q, k, v, k.shape[1])
     wanted = (
         f"q must be [N, H, head_dim] and k and v [N, K, head_dim] of one dtype with N = {layout.tokens} and H a multiple "
         "of K, and the scale above 0"
     )
     require(fits, "ordered_attention", wanted, q, k, v)
+    if backend("ordered_attention", q, k, v) == "reference":
+        return attention.packed_attention(q, k, v, layout, scale)
     out: torch.Tensor = _packed(q, k, v, layout, scale)[0]
     return out
 
@@ -81,8 +81,6 @@ def over_pages(
     Raises:
         KernelError: shapes or dtypes do not fit, or there is no kernel for the device.
     """
-    if backend("ordered_attention", q, keys, values, table, lengths) == "reference":
-        return paged_attention(q, keys, values, table, lengths, scale, longest=longest)
     fits = q.ndim == 3 and keys.ndim == 4 and keys.shape == values.shape and keys.shape[3] == q.shape[2]
     fits = fits and keys.shape[2] > 0 and q.shape[1] % keys.shape[2] == 0 and q.dtype == keys.dtype == values.dtype
     fits = fits and table.ndim == 2 and table.shape[0] == q.shape[0] and lengths.shape == q.shape[:1] and scale > 0
@@ -92,6 +90,8 @@ def over_pages(
         "table int64 [B, W], lengths int64 [B], and the scale above 0"
     )
     require(fits, "ordered_attention", wanted, q, keys, values, table, lengths)
+    if backend("ordered_attention", q, keys, values, table, lengths) == "reference":
+        return paged_attention(q, keys, values, table, lengths, scale, longest=longest)
     out: torch.Tensor = _triton().over_pages(q, keys, values, table, lengths, scale)
     return out
 

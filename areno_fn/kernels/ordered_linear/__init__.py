@@ -25,8 +25,8 @@ def ordered_linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = 
 
     Args:
         x: [..., D], floating; bfloat16 or float16 on the GPU.
-        weight: [E, D] of the same dtype; an adapted one is multiplied as in `linear`.
-        bias: [E] or None.
+        weight: [E, D] of the same dtype, with D, E > 0; an adapted one is multiplied as in `linear`.
+        bias: [E] of the same dtype, or None.
 
     Returns:
         [..., E] in the dtype of `x`, summed in float32.
@@ -44,8 +44,9 @@ def ordered_linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = 
 
 def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     fits = x.ndim > 0 and weight.ndim == 2 and x.shape[-1] == weight.shape[1] and x.dtype == weight.dtype
-    fits = fits and x.is_floating_point() and (bias is None or bias.shape == weight.shape[:1])
-    wanted = "x must be floating [..., D], weight [E, D] of the same dtype, and bias [E] or None"
+    fits = fits and x.is_floating_point() and weight.shape[0] > 0 and weight.shape[1] > 0
+    fits = fits and (bias is None or (bias.shape == weight.shape[:1] and bias.dtype == x.dtype))
+    wanted = "x must be floating [..., D], weight [E, D] of the same dtype with D, E > 0, and bias [E] of it or None"
     require(fits, "ordered_linear", wanted, x, weight, *(() if bias is None else (bias,)))
     moving = {"weight": weight, "bias": bias}
     tracing = torch.compiler.is_compiling()

@@ -54,11 +54,13 @@ def paged_attention(
     fits = q.ndim == 3 and keys.ndim == 4 and keys.shape == values.shape and keys.shape[3] == q.shape[2]
     fits = fits and keys.shape[2] > 0 and q.shape[1] % keys.shape[2] == 0 and q.dtype == keys.dtype == values.dtype
     fits = fits and table.ndim == 2 and table.shape[0] == q.shape[0] and lengths.shape == q.shape[:1]
-    fits = fits and window >= 0 and soft_cap >= 0
+    fits = fits and window >= 0 and soft_cap >= 0 and (longest is None or longest > 0)
+    fits = fits and (table.shape[1] * keys.shape[1] > 0 or not q.shape[0])
     fits = fits and table.dtype == lengths.dtype == torch.int64 and q.is_floating_point()
     wanted = (
         "q must be [B, H, head_dim], keys and values [P, size, K, head_dim] of the same dtype with H a multiple of K, "
-        "table int64 [B, W], lengths int64 [B], and neither the window nor the soft cap negative"
+        "table int64 [B, W], lengths int64 [B], a place at least for every row, longest above 0, and neither the window nor the "
+        "soft cap negative"
     )
     require(fits, "paged_attention", wanted, q, keys, values, table, lengths)
     places = table.shape[1] * keys.shape[1]

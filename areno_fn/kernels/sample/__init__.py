@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from areno_fn.contracts.key import Key
@@ -34,22 +36,24 @@ def sample(
     likeliest token is taken, the smallest among equals, with its log-probability at temperature 1 and nothing cut off.
     The noise is that of `areno_fn.random.gumbel`. There is no gradient and no synchronisation.
 
-    A row that holds NaN has a log-probability of NaN, and a token of the vocabulary.
+    A row that holds NaN has a log-probability of NaN, and one that is -inf throughout one of -inf; either has a token of the
+    vocabulary, drawn among at least one.
 
     Args:
         logits: [B, V], any floating dtype.
         key: the random stream, on the device of the logits.
         ids: int64 [B].
         positions: int64 [B].
-        temperature: 0, or the divisor.
-        top_k, top_p, min_p: the rules.
+        temperature: 0, or the divisor; finite.
+        top_k: at least 0.
+        top_p, min_p: in [0, 1].
 
     Returns:
         Tokens int64 [B]; log-probabilities float32 [B] under the distribution that was drawn from; and how many tokens
         each was drawn among, int64 [B].
 
     Raises:
-        KernelError: shapes or dtypes do not fit, V is 0, or there is no kernel for the device.
+        KernelError: shapes or dtypes do not fit, V is 0, a rule is out of range, or there is no kernel for the device.
 
     Sources: Gumbel, "Statistical theory of extreme values", 1954; Holtzman et al., arXiv 1904.09751 (top-p);
         Nguyen et al., arXiv 2407.01082 (min-p).
@@ -58,6 +62,9 @@ def sample(
     fits = fits and ids.shape == positions.shape == logits.shape[:1] and ids.dtype == positions.dtype == torch.int64
     wanted = "logits must be floating [B, V] with V > 0, and ids and positions int64 [B]"
     require(fits, "sample", wanted, logits, ids, positions)
+    drawn = 0 <= temperature < math.inf and top_k >= 0 and 0 <= top_p <= 1 and 0 <= min_p <= 1
+    rules = f"temperature {temperature}, top_k {top_k}, top_p {top_p}, min_p {min_p}"
+    require(drawn, "sample", f"{rules}: the first two must be finite and not negative, the others in [0, 1]", logits)
     tokens, logp, kept = _sample(logits, key.seed, key.counter, ids, positions, temperature, top_k, top_p, min_p)
     return tokens, logp, kept
 

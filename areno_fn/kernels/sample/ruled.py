@@ -233,7 +233,8 @@ def ruled_kernel(
             logits_ptr, names_ptr, size, logits_v, lowest, peak, peak, mass, top_k, word,
             False, HAS_K, TOP_P, HAS_MIN, LOG_MIN, INT, BITS, TEMPERATURE, WIDE, COLUMNS,
         )  # fmt: skip
-    logp = logit - peak - tl.where(total == 0, 0.0, tl.log(total))
-    tl.store(tokens_ptr + row, token)
+    # of a row that is -inf throughout nothing stays, and what was read as its logit is not one
+    logp = tl.where(mass == 0, -float("inf"), logit - peak - tl.where(total == 0, 0.0, tl.log(total)))
+    tl.store(tokens_ptr + row, tl.where(mass == 0, 0, token))
     tl.store(logp_ptr + row, tl.where(broken, float("nan"), logp).to(tl.float32))
-    tl.store(kept_ptr + row, kept)
+    tl.store(kept_ptr + row, tl.maximum(kept, 1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -25,8 +27,8 @@ def product(a: torch.Tensor, c: torch.Tensor | None, alpha: float, beta: float) 
     out = torch.empty(*stack, size, size, dtype=a.dtype, device=a.device)
     if not out.numel():
         return out
-    a = a.reshape(-1, size, width)
-    rest = a if c is None else c.reshape(-1, size, size)
+    a = a.reshape(math.prod(stack), size, width)
+    rest = a if c is None else c.reshape(math.prod(stack), size, size)
     edge, step, warps, stages = blocks(size, a.shape[0], a.dtype)
     many = triton.cdiv(size, edge)
     with on_device_of(a):

@@ -171,7 +171,7 @@ def draw(
         positions: int64 [B], the place of the drawn token in its sequence.
         rescored: the log-probabilities are those of `log_probs`, to the bit, instead of what was summed while drawing.
     """
-    rows = max(1, MAX_LOGITS // logits.shape[-1])
+    rows = max(1, MAX_LOGITS // max(1, logits.shape[-1]))
     parts = zip(*(torch.split(x, rows) for x in (logits, ids, positions)), strict=True)
     key = tree.map(lambda x: x.to(logits.device), key)
     drawn = [
