@@ -1,7 +1,8 @@
 """Low-rank adapters on disk, as PEFT writes and reads them.
 
 A folder holds `adapter_config.json` and `adapter_model.safetensors` with two matrices for every adapted module:
-A, [r, in], and B, [out, r]. The module computes with W + scale * B A.
+A, [r, in], and B, [out, r]. The module computes with W + scale * B A. An adapter of a pipeline is beside them in the file that
+diffusers reads, and a folder may hold that one alone.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import attrs
 import torch
 
 from areno_fn.ckpt import atomic
+from areno_fn.ckpt.diffusers_lora import DIFFUSERS, as_peft, diffusers_key, diffusers_metadata
 from areno_fn.ckpt.header import Header, read_header
 from areno_fn.ckpt.jsontext import strict_json
 from areno_fn.ckpt.paths import destination, member, read_small
@@ -24,6 +26,7 @@ from areno_fn.contracts.layout import TensorSpec, spec_of
 
 __all__ = [
     "CONFIG",
+    "DIFFUSERS",
     "WEIGHTS",
     "AdapterConfig",
     "AdapterFile",
@@ -61,7 +64,7 @@ class AdapterFolder:
     Attributes:
         path: the folder.
         config: what its configuration says.
-        header: where its matrices are.
+        header: where its matrices are, by the keys that PEFT gives them.
         modules: the adapted modules, named as in the base model.
     """
 
@@ -89,11 +92,7 @@ def open_adapter(folder: str | Path) -> AdapterFolder:
         _require_files(path)
     except OSError as error:  # a name that is too long, or a folder that must not be entered
         raise CheckpointError(f"{path} cannot be opened ({error.strerror}); an adapter is needed") from error
-    values = strict_json(read_small(member(path, CONFIG), _LONGEST_CONFIG), str(path / CONFIG))
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path / CONFIG} holds a JSON {type(values).__name__}, it must be an object")
-    config = config_from_json(values, str(path / CONFIG))
-    header = read_header(member(path, WEIGHTS))
+    config, header = as_peft(read_header(member(path, DIFFUSERS))) if _is_diffusers(path) else _read_peft(path)
     modules = _modules(config, {name: entry.spec for name, entry in header.entries.items()}, str(header.path))
     return AdapterFolder(path, config, header, modules)
 
@@ -109,13 +108,17 @@ def read_adapter(folder: str | Path) -> AdapterFile:
         return AdapterFile(opened.config, {name: reader.read(opened.header, name) for name in opened.header.entries})
 
 
-def write_adapter(folder: str | Path, config: AdapterConfig, tensors: Mapping[str, torch.Tensor]) -> Path:
+def write_adapter(
+    folder: str | Path, config: AdapterConfig, tensors: Mapping[str, torch.Tensor], part: str | None = None
+) -> Path:
     """Writes an adapter that PEFT and `read_adapter` read. The folder appears whole, or the old one stays.
 
     Args:
         folder: where; an adapter that is there is replaced.
         config: what `adapter_config.json` will say.
         tensors: both matrices of every module by their PEFT keys, on any device and with any strides.
+        part: the part of a pipeline that is adapted, as "transformer", so that diffusers' `load_lora_weights` reads the
+            folder too; None where the model is no pipeline's.
 
     Returns:
         The folder.
@@ -128,7 +131,9 @@ def write_adapter(folder: str | Path, config: AdapterConfig, tensors: Mapping[st
     specs = {name: spec_of(tensor) for name, tensor in tensors.items()}
     _modules(config, specs, f"the adapter for {path}")
     others = (
-        sorted(inner.name for inner in path.iterdir() if inner.name not in (CONFIG, WEIGHTS)) if path.is_dir() else []
+        sorted(inner.name for inner in path.iterdir() if inner.name not in (CONFIG, WEIGHTS, DIFFUSERS))
+        if path.is_dir()
+        else []
     )
     if others:
         raise CheckpointError(
@@ -137,15 +142,31 @@ def write_adapter(folder: str | Path, config: AdapterConfig, tensors: Mapping[st
     text = json_text(config_to_json(config))
     with atomic.folder(path) as scratch:
         write_tensors(scratch / WEIGHTS, specs, tensors.__getitem__, {"format": "pt"})
+        if part is not None:
+            renamed = {diffusers_key(name, part): tensor for name, tensor in tensors.items()}
+            shown = {name: spec_of(tensor) for name, tensor in renamed.items()}
+            write_tensors(scratch / DIFFUSERS, shown, renamed.__getitem__, diffusers_metadata(config, part))
         atomic.write_file(scratch / CONFIG, text)
     return path
+
+
+def _read_peft(path: Path) -> tuple[AdapterConfig, Header]:
+    values = strict_json(read_small(member(path, CONFIG), _LONGEST_CONFIG), str(path / CONFIG))
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path / CONFIG} holds a JSON {type(values).__name__}, it must be an object")
+    return config_from_json(values, str(path / CONFIG)), read_header(member(path, WEIGHTS))
+
+
+def _is_diffusers(path: Path) -> bool:
+    """Whether diffusers' file stands alone; beside PEFT's files, which hold the same, it is not read."""
+    return (path / DIFFUSERS).exists() and not (path / CONFIG).exists() and not (path / WEIGHTS).exists()
 
 
 def _require_files(path: Path) -> None:
     atomic.restore(path)
     if not path.is_dir():
         raise CheckpointError(f"{path} is {'not a folder' if path.exists() else 'not there'}; an adapter is needed")
-    for name in (CONFIG, WEIGHTS):
+    for name in () if _is_diffusers(path) else (CONFIG, WEIGHTS):
         if not (path / name).exists():
             raise CheckpointError(f"{path} has no {name}; {_why_none(path, name)}")
 
@@ -187,4 +208,4 @@ def _why_none(folder: Path, name: str) -> str:
     others = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth"))
     if name == WEIGHTS and others:
         return f"only safetensors are read, so convert {', '.join(others)} first"
-    return "a folder that PEFT wrote is needed"
+    return "a folder that PEFT wrote, or save_lora_weights of diffusers, is needed"

@@ -78,13 +78,14 @@ def load_adapter(folder: str, like: Adapters, device: torch.device) -> Adapters:
     return tree.map_with_path(lambda path, meta: leaves[path].to(device=device, dtype=meta.dtype), like)
 
 
-def save_adapter(folder: Path, config: AdapterConfig, adapters: Adapters) -> Path:
-    """Writes adapters as a PEFT folder.
+def save_adapter(folder: Path, config: AdapterConfig, adapters: Adapters, part: str | None = None) -> Path:
+    """Writes adapters as a PEFT folder, which diffusers loads too where `part`, of a pipeline, is named.
 
     Raises:
         CheckpointError: the folder holds something else, or the disk refuses.
     """
-    return write_adapter(folder, config, adapter_layout(adapters).inverse(dict(tree.leaves_with_path(adapters))))
+    tensors = adapter_layout(adapters).inverse(dict(tree.leaves_with_path(adapters)))
+    return write_adapter(folder, config, tensors, part)
 
 
 def _require_shapes(

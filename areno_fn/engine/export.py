@@ -26,7 +26,7 @@ from areno_fn.steps.recipes import ACTOR, CRITIC
 from areno_fn.world import tokenizer_export
 
 ADAPTER = "adapter"
-"""Name of the PEFT folder beside the exported model."""
+"""Name of the adapter's folder beside the exported model: PEFT's, and for a pipeline also diffusers'."""
 
 
 AVERAGED = "_ema"
@@ -63,9 +63,10 @@ def exports_average(plan: Plan) -> bool:
 
 def _export_actor(plan: Plan, params: Mapping[str, Any], folder: Path, ending: str = "") -> Path:
     own = _tokenizer_files(plan)
-    if isinstance(plan.finetune, LoraPlan):
-        save_adapter(folder.with_name(ADAPTER + ending), plan.finetune.config, params[ACTOR])
     target, pipeline = folder.with_name(folder.name + ending), plan.model.pipeline
+    if isinstance(plan.finetune, LoraPlan):
+        part = None if pipeline is None else pipeline.family.trained
+        save_adapter(folder.with_name(ADAPTER + ending), plan.finetune.config, params[ACTOR], part)
     merged = plan.finetune.merged(params, partial(_written_dtype, plan))
     if pipeline is None:
         return _write_model(plan, merged, own, target)

@@ -19,10 +19,11 @@ from PIL import Image
 
 import areno_fn as af
 from areno_fn.contracts.flow import FlowPrompts, Trajectory
-from areno_fn.contracts.spec import AlgorithmSpec, FlowAlgorithm
+from areno_fn.contracts.spec import AlgorithmSpec, Denoising, FlowAlgorithm
 from areno_fn.contracts.state import TrainState
 from areno_fn.engine.start import initial_state
 from areno_fn.models.digits_dit.model import DiTPolicy
+from areno_fn.steps.flow.noise import latent_noise
 
 STEPS = [(0, "sft"), (2, "sft"), (4, "sft"), (4, "grpo"), (6, "grpo"), (8, "grpo")]
 """When and in which phase is evaluated."""
@@ -103,6 +104,24 @@ def test_the_exported_folder_is_one_of_diffusers(whole: Path) -> None:
         theirs = module(x, time, labels).sample
         ours = policy.velocity(state.params["actor"], x, time, labels)
     torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+
+
+def test_the_guide_draws_with_the_exported_folder_in_diffusers_what_evaluations_draw(whole: Path) -> None:
+    guide = (Path(__file__).parents[2] / "docs/flow.md").read_text(encoding="utf-8")
+    (code,) = (part.split("```")[0] for part in guide.split("```python\n")[1:] if "DiTTransformer2DModel" in part)
+    key = af.Key.of(3)
+    noise = latent_noise(key.fold("start"), torch.arange(10), (1, 8, 8))
+    for shown, used in {"out/flow/export": str(whole / "export"), "torch.randn(10, 1, 8, 8)": "noise"}.items():
+        assert shown in code
+        code = code.replace(shown, used)
+    scope: dict[str, Any] = {"noise": noise}
+    exec(code, scope)
+    made = af.plan(af.read_spec(str(whole / "spec.yaml"), [f"model={{kind='hf',path='{whole / 'export'}'}}"]))
+    params = made.drawn_with(initial_state(made).params)
+    drawn = made.medium.draw(params, range(10), key, Denoising(steps=20), device=made.device, max_rows=10)
+    ours = np.stack(made.medium.shown(drawn))
+    assert ours.std() > 0.1
+    np.testing.assert_allclose(scope["pictures"].numpy(), ours, atol=1e-5)
 
 
 @pytest.mark.parametrize("after", [3, 6])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,19 @@ import flow_pipelines
 import numpy as np
 import pytest
 import torch
+from flow_models import numbers
 from msgspec import structs
 from PIL import Image
 
 from areno_fn import tree
+from areno_fn.ckpt.peft import (
+    DIFFUSERS,
+    AdapterConfig,
+    key_of,
+    open_adapter,
+    read_adapter,
+    write_adapter,
+)
 from areno_fn.ckpt.resume import latest
 from areno_fn.contracts.flow import Process
 from areno_fn.contracts.geometry import Size
@@ -130,11 +140,16 @@ def test_a_pipeline_is_trained_written_and_read_again_by_diffusers(name: str, fi
     ours = flow_sampler(adapter, Process(dynamics="ode"))(view, asked, key, schedule, torch.zeros(3)).final
     with Image.open(tmp_path / "rows/2.png") as image:
         call = {"image": [image.copy()] * 2, "_auto_resize": False, "max_area": SIDE * SIDE}
-    shown = again(
-        prompt=["a cat", "a dog"], height=SIDE, width=SIDE, num_inference_steps=3, output_type="latent",
-        latents=latent_noise(key.fold("start"), asked.ids, adapter.latent_shape), return_dict=False,
-        guidance_scale=1.0 if name == "sd3" else GUIDANCE, **(call if given else {}),
-    )[0]  # fmt: skip
+
+    def draw(pipe: Any) -> torch.Tensor:
+        drawn: torch.Tensor = pipe(
+            prompt=["a cat", "a dog"], height=SIDE, width=SIDE, num_inference_steps=3, output_type="latent",
+            latents=latent_noise(key.fold("start"), asked.ids, adapter.latent_shape), return_dict=False,
+            guidance_scale=1.0 if name == "sd3" else GUIDANCE, **(call if given else {}),
+        )[0]  # fmt: skip
+        return drawn
+
+    shown = draw(again)
     assert float((ours - shown).abs().max()) <= 1e-4
     if finetune == LORA:
         from peft import PeftModel
@@ -142,9 +157,78 @@ def test_a_pipeline_is_trained_written_and_read_again_by_diffusers(name: str, fi
         adapted = PeftModel.from_pretrained(theirs.transformer, out / "adapter").merge_and_unload()
         for path, weight in adapted.state_dict().items():
             assert torch.allclose(weight, after[path], atol=1e-6), path
+        loaded = type(theirs).from_pretrained(tmp_path / "pipeline")
+        loaded.set_progress_bar_config(disable=True)
+        plain = draw(loaded)
+        loaded.load_lora_weights(out / "adapter")
+        require_loaded(loaded.transformer, out / "adapter")
+        assert float((draw(loaded) - shown).abs().max()) <= 1e-5 < float((plain - shown).abs().max())
     metrics = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert {"sft", "dpo", "grpo"} <= {line.get("phase") for line in metrics}
     assert (out / "pictures").is_dir()
+
+
+def require_loaded(transformer: Any, folder: Path) -> None:
+    """Every matrix of the folder is in diffusers' module, bit for bit, and nothing else, at the scale that was trained."""
+    from peft import get_peft_model_state_dict
+
+    stored = read_adapter(folder)
+    held = get_peft_model_state_dict(transformer, adapter_name="default_0", save_embedding_layers=False)
+    assert {key.removeprefix("base_model.model.") for key in stored.tensors} == held.keys()
+    assert all(torch.equal(held[key.removeprefix("base_model.model.")], x) for key, x in stored.tensors.items())
+    scales = {path: part.scaling["default_0"] for path, part in transformer.named_modules() if hasattr(part, "scaling")}
+    assert scales == {path: stored.config.scale(path) for path in scales} and 1.0 not in scales.values()
+
+
+def test_the_guide_loads_an_adapter_with_diffusers(tmp_path: Path) -> None:
+    """From an adapter whose scale is 3, and whose last module has a rank and an alpha of its own."""
+    from peft import get_peft_model_state_dict
+
+    theirs = flow_pipelines.sd3(tmp_path)
+    own = "transformer_blocks.0.attn.to_v"
+    config = AdapterConfig(
+        r=2, lora_alpha=6.0, target_modules=("to_q", "to_v"), rank_pattern={own: 3}, alpha_pattern={own: 6.0}
+    )
+    tensors = {}
+    for module, part in theirs.transformer.named_modules():
+        if module.rpartition(".")[2] in config.target_modules:
+            rank = config.rank(module)
+            tensors[key_of(module, "A")] = numbers(f"{module}.a", rank, part.in_features, scale=0.3)
+            tensors[key_of(module, "B")] = numbers(f"{module}.b", part.out_features, rank, scale=0.3)
+    folder = write_adapter(tmp_path / "adapter", config, tensors, "transformer")
+    guide = (Path(__file__).parents[2] / "docs/flow.md").read_text(encoding="utf-8")
+    (code,) = (part.split("```")[0] for part in guide.split("```python\n")[1:] if "load_lora_weights" in part)
+    changed = {
+        "models/stable-diffusion-3.5-medium": str(tmp_path / "pipeline"), "out/adapter": str(folder),
+        "512": str(SIDE), "bfloat16": "float32",
+    }  # fmt: skip
+    for shown, used in changed.items():
+        assert shown in code
+        code = code.replace(shown, used)
+    scope: dict[str, Any] = {}
+    exec(code, scope)
+    assert scope["picture"].size == (SIDE, SIDE)
+    require_loaded(scope["pipe"].transformer, folder)
+    adapted = scope["pipe"].transformer.get_submodule(own)
+    assert adapted.scaling["default_0"] == 2.0 and adapted.r["default_0"] == 3
+
+    scope["pipe"].save_lora_weights(
+        tmp_path / "theirs",
+        transformer_lora_layers=get_peft_model_state_dict(
+            scope["pipe"].transformer, adapter_name="default_0", save_embedding_layers=False
+        ),
+        transformer_lora_adapter_metadata=scope["pipe"].transformer.peft_config["default_0"].to_dict(),
+    )
+    for alone in (tmp_path / "theirs", tmp_path / "alone"):
+        alone.mkdir(exist_ok=True)
+        if alone.name == "alone":
+            shutil.copy(folder / DIFFUSERS, alone)
+        again = read_adapter(alone)
+        assert again.tensors.keys() == tensors.keys()
+        assert all(torch.equal(again.tensors[key], x) for key, x in tensors.items())
+        assert {module: again.config.scale(module) for module in open_adapter(folder).modules} == {
+            module: config.scale(module) for module in open_adapter(folder).modules
+        }
 
 
 def test_a_run_that_goes_on_ends_where_one_ends_that_never_stopped(tmp_path: Path) -> None:

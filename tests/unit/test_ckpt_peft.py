@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from areno_fn.ckpt import peft
 from areno_fn.ckpt.peft import AdapterConfig, key_of, open_adapter, read_adapter, write_adapter
 from areno_fn.ckpt.peft_config import config_from_json, config_to_json
+from areno_fn.ckpt.tools.verify import problems
 from areno_fn.contracts.errors import CheckpointError
 
 MODULE = "model.layers.0.self_attn.q_proj"
@@ -53,6 +54,38 @@ def test_what_is_written_is_read(folder: Path) -> None:
 def test_the_file_is_one_that_the_safetensors_library_reads(folder: Path) -> None:
     assert load_file(folder / peft.WEIGHTS).keys() == matrices().keys()
     assert open_adapter(folder).header.metadata == {"format": "pt"}
+
+
+def test_an_adapter_of_a_pipeline_is_read_from_the_file_of_diffusers_alone(tmp_path: Path) -> None:
+    both = write_adapter(tmp_path / "both", config(use_rslora=True), matrices(), "transformer")
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    (both / peft.DIFFUSERS).rename(alone / peft.DIFFUSERS)
+    assert load_file(alone / peft.DIFFUSERS).keys() == {
+        f"transformer.{MODULE}.lora_A.weight",
+        f"transformer.{MODULE}.lora_B.weight",
+    }
+    for folder in (both, alone):
+        adapter = read_adapter(folder)
+        assert adapter.config == config(use_rslora=True)
+        assert all(torch.equal(adapter.tensors[key], tensor) for key, tensor in matrices().items())
+        assert not problems(folder)
+
+
+def test_a_file_of_diffusers_that_does_not_say_its_scale_or_is_of_several_parts_is_refused(tmp_path: Path) -> None:
+    def refused(metadata: dict[str, str], part: str = "transformer") -> str:
+        tensors = {key.replace("base_model.model", part): tensor for key, tensor in matrices().items()}
+        save_file(tensors, tmp_path / peft.DIFFUSERS, metadata=metadata)
+        with pytest.raises(CheckpointError) as caught:
+            read_adapter(tmp_path)
+        return str(caught.value)
+
+    said = {f"transformer.{name}": value for name, value in config_to_json(config()).items()}
+    assert "no lora_adapter_metadata in its metadata" in refused({"format": "pt"})
+    assert "is a JSON list, it must be an object" in refused({"lora_adapter_metadata": "[]"})
+    assert "adapts transformer, unet" in refused({"lora_adapter_metadata": json.dumps(said)}, "unet")
+    dora = {**said, "transformer.use_dora": True}
+    assert "'use_dora' is True" in refused({"lora_adapter_metadata": json.dumps(dora)})
 
 
 def test_keys_are_those_of_peft() -> None:

@@ -27,7 +27,13 @@ WORDS: dict[Kind, str] = {
     "file": "safetensors file",
 }
 _WEIGHTS: dict[str, Kind] = {name: "folder" for naming in NAMINGS for name in (naming.index, naming.single)}
-_MARKS: dict[str, Kind] = {MANIFEST: "state", **_WEIGHTS, peft.CONFIG: "adapter", CONFIG: "folder"}
+_MARKS: dict[str, Kind] = {
+    MANIFEST: "state",
+    **_WEIGHTS,
+    peft.CONFIG: "adapter",
+    CONFIG: "folder",
+    peft.DIFFUSERS: "adapter",
+}
 """The first that is there decides: an adapter may stand beside the configuration of its model, but not its weights."""
 
 _MOST_NAMED = 8
