@@ -16,7 +16,7 @@ from typing import Any
 import peft
 import torch
 import transformers
-from train_step import SHAPES, _areno_step, _measure
+from train_step import SHAPES, Case, _areno_step, _measure
 
 import areno_fn as af
 from areno_fn.contracts.spec import AdamWSpec
@@ -35,9 +35,10 @@ def main() -> None:
     print(f"{name}, torch {torch.__version__}, peft {peft.__version__}, {options.shape}, rank {options.rank}, {dtype}")
     vocabulary = SHAPES[options.shape]["vocab_size"]
     tokens = torch.randint(0, vocabulary, (options.rows, options.length), generator=torch.Generator().manual_seed(0))
+    everything = Case(label="plain", precision="master", shape=f"{options.rows}x{options.length}")
     seconds, peaks = {}, {}
     for label, build in (
-        ("all parameters", lambda: _areno_step(options.shape, tokens, device, dtype)),
+        ("all parameters", lambda: _areno_step(everything, options.shape, tokens, device, dtype)),
         ("PEFT", lambda: _peft_step(options, tokens, device, dtype)),
         ("adapters", lambda: _adapter_step(options, tokens, device, dtype)),
     ):
@@ -62,8 +63,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=5)
-    return parser.parse_args()
+    parser.add_argument("--steps", type=int, default=5, help="at least 2, of which the median is taken")
+    options = parser.parse_args()
+    if options.steps < 2:
+        parser.error(f"--steps must be at least 2, received {options.steps}")
+    return options
 
 
 def _model(options: argparse.Namespace, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any, Any, Any]:

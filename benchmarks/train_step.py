@@ -132,10 +132,13 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=["eager"])
     parser.add_argument("--cases", nargs="*", default=[], help="label/precision/shape, instead of all combinations")
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=8, help="at least 2, of which the median is taken")
     parser.add_argument("--seconds", type=float, default=0.0, help="begin nothing after so long; 0: no end")
     parser.add_argument("--json", help="also write the figures to this file")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.steps < 2:
+        parser.error(f"--steps must be at least 2, received {options.steps}")
+    return options
 
 
 def _line(
