@@ -51,6 +51,10 @@ class PipelineSpec(Spec, frozen=True, kw_only=True):
     parts: dict[str, str] = field(default_factory=dict)
 
 
+Steps = Annotated[int, Meta(ge=1, le=1000)]
+"""Steps from noise to data; models tell a thousand levels apart."""
+
+
 class Levels(Spec, frozen=True, kw_only=True):
     """The noise levels of a flow model's steps, from noise to data, as `areno_fn.steps.flow.schedule` makes them.
 
@@ -59,7 +63,7 @@ class Levels(Spec, frozen=True, kw_only=True):
     evenly where it has none.
     """
 
-    steps: Positive = 20
+    steps: Steps = 20
     shift: Rate = 0.0
     guidance: Annotated[float, Meta(ge=1)] = 1.0
 
@@ -77,7 +81,7 @@ class NoisyDenoising(Levels, frozen=True, kw_only=True):
     by default all but the last, every iteration takes `count` anew, with `window` successive ones.
     """
 
-    steps: Annotated[int, Meta(ge=2)] = 10
+    steps: Annotated[int, Meta(ge=2, le=1000)] = 10
     dynamics: Literal["flow_sde", "dance_sde", "cps"] = "flow_sde"
     level: Annotated[float, Meta(gt=0)] = 0.7
     noisy: list[int] = field(default_factory=list)

@@ -8,20 +8,20 @@ from msgspec import Meta, field
 
 from areno_fn.contracts.execution import GENERATION_NONE, GENERATION_REWARD, ExecutionContract
 from areno_fn.contracts.spec_base import Positive, Rate, Spec, Unit
-from areno_fn.contracts.spec_flow import Levels, Times
+from areno_fn.contracts.spec_flow import Levels, Steps, Times
 from areno_fn.contracts.spec_flow_noised import Forgetting
 
 
 class FewSteps(Levels, frozen=True, kw_only=True):
     """How a generator draws, without noise in its steps; what it is trained at is what it can be drawn with."""
 
-    steps: Positive = 4
+    steps: Steps = 4
 
 
 class StudentDenoising(Levels, frozen=True, kw_only=True):
     """How a student draws. With dynamics other than "ode" all steps but the last add noise, of which `level` is eta."""
 
-    steps: Positive = 10
+    steps: Steps = 10
     dynamics: Literal["ode", "flow_sde", "dance_sde", "cps"] = "ode"
     level: Rate = 0.0
 

@@ -17,11 +17,13 @@ from areno_fn.contracts.spec import (
     Evaluation,
     FlowAlgorithm,
     FlowDPO,
+    Lora,
     Medium,
     ModelReward,
     Phase,
     RewardSpec,
     RunSpec,
+    ScratchModel,
     StoredData,
 )
 from areno_fn.engine.flow_rules import guidance_problems
@@ -44,6 +46,8 @@ def check_medium(spec: RunSpec, name: str, medium: Medium, *, prompted: bool = F
     problems = [p for phase in spec.phases for p in _phase(phase, name, medium, prompted)]
     if medium == "pictures" and spec.tokenizer is not None:
         problems.append(f"tokenizer: {name} makes pictures and has no tokens; remove this")
+    if medium == "pictures":
+        problems += _unmoved(spec, name)
     if spec.evaluation is not None:
         problems += _evaluation(spec.evaluation, name, medium, prompted)
     problems += guidance_problems(spec, name)
@@ -71,6 +75,16 @@ def _phase(phase: Phase, name: str, medium: Medium, prompted: bool) -> Iterator[
         yield f"{where}.batch.micro_rows: it is about pictures, and {name} makes text; use micro_tokens"
     if isinstance(algorithm, FlowAlgorithm) and medium == "pictures":
         yield from _paired(phase, where)
+
+
+def _unmoved(spec: RunSpec, name: str) -> Iterator[str]:
+    """A flow model from scratch ends in a map of zeros, before which nothing has a gradient until that has moved."""
+    lora = spec.finetune if isinstance(spec.finetune, Lora) else None
+    if isinstance(spec.model, ScratchModel) and lora is not None and not (lora.targets or lora.adapter):
+        yield (
+            f"finetune: the output of {name} from scratch is 0, so that adapters in its layers have no gradient; train it whole, "
+            f"or give model.path"
+        )
 
 
 def _algorithms(medium: Medium) -> str:

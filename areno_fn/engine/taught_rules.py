@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from areno_fn.contracts.spec import FlowDistill, FlowMatched, FlowTaught, FlowTDMR1, Phase, folders_of
+from areno_fn.contracts.spec import FlowDistill, FlowMatched, FlowTaught, FlowTDM, FlowTDMR1, Phase, folders_of
 from areno_fn.engine.flow_rules import comparison_problems, forgetting_problems
 
 
@@ -13,11 +13,21 @@ def taught_problems(phase: Phase, algorithm: FlowTaught) -> Iterator[str]:
     where = f"phases.{phase.name}.algorithm"
     if isinstance(algorithm, FlowMatched) and algorithm.low >= algorithm.high:
         yield f"{where}.low: levels are drawn from {algorithm.low} to {algorithm.high}, which are none; lower it"
+    if isinstance(algorithm, FlowTDM):
+        yield from _between(algorithm, where)
     if isinstance(algorithm, FlowTDMR1):
         yield from _rewarded(phase, algorithm, where)
     if isinstance(algorithm, FlowDistill):
         yield from _several(phase, algorithm, where)
         yield from _distilled(algorithm, where)
+
+
+def _between(algorithm: FlowTDM, where: str) -> Iterator[str]:
+    """Levels begin where a step ends, and end where it began unless they are those above."""
+    if algorithm.low != FlowTDM().low:
+        yield f"{where}.low: levels begin where a step ends, and there is no other lowest one; remove this"
+    if algorithm.query == "interval" and algorithm.high != FlowTDM().high:
+        yield f"{where}.high: with query = 'interval' levels end where a step began; remove this, or use query = 'above'"
 
 
 def _rewarded(phase: Phase, algorithm: FlowTDMR1, where: str) -> Iterator[str]:

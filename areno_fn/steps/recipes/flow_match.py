@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from areno_fn.contracts.actions import Metrics
+from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.flow import Trajectory
 from areno_fn.contracts.flow_batch import JudgedTrajectory
 from areno_fn.contracts.flow_match import Judges, Replay
@@ -25,7 +26,7 @@ from areno_fn.steps.joins import Stage
 from areno_fn.steps.recipes.algorithm import ACTOR, NO_LOSSES, Algorithm, Materials, Update, moving
 from areno_fn.steps.recipes.flow_again import split
 from areno_fn.steps.recipes.flow_copies import nearer
-from areno_fn.steps.recipes.flow_drawing import process_of
+from areno_fn.steps.recipes.flow_drawing import process_of, schedule_of
 from areno_fn.steps.recipes.flow_groups import advantages_of
 from areno_fn.steps.recipes.flow_taught import (
     FAKE,
@@ -77,6 +78,7 @@ def flow_tdm(spec: FlowTDM, materials: Materials, losses: Mapping[str, Stage] = 
     Args:
         losses: as for `flow_dmd2`.
     """
+    _require_room(spec, materials, 0.0)
     follow = losses.get(FAKE) or velocity_matching("data", snr_cap=spec.snr_cap)
     lead = losses.get(ACTOR) or trajectory_matching(huber=spec.huber)
     return _matched(spec, materials, _all_steps(spec), follow, lead)
@@ -96,6 +98,7 @@ def flow_tdm_r1(spec: FlowTDMR1, materials: Materials, losses: Mapping[str, Stag
     Args:
         losses: for the actor and the fake as for `flow_dmd2`; for the surrogate, a stage `Velocities -> Sums`.
     """
+    _require_room(spec, materials, spec.low)
     follow = losses.get(FAKE) or velocity_matching("data", snr_cap=spec.snr_cap)
     guided = spec.guidance_reward if spec.teacher_guidance > 1 else 0.0
     lead = losses.get(ACTOR) or rewarded_matching(mixture=spec.mixture, guidance_reward=guided, huber=spec.huber)
@@ -217,6 +220,26 @@ def _all_steps(spec: FlowMatchedAlong) -> Again:
         return replays(drawn, key, times, query=spec.query, real_guidance=spec.teacher_guidance)
 
     return again
+
+
+def _require_room(spec: FlowMatchedAlong, materials: Materials, low: float) -> None:
+    """A state that ends at a level can only be noised on to a higher one.
+
+    Args:
+        low: the share of the way from there to 1 at which levels begin.
+
+    Raises:
+        SpecError: the first step ends above all levels.
+    """
+    if spec.query == "interval" and not low:
+        return
+    end = float(schedule_of(spec.denoising, materials.levels).sigmas[1])
+    begin = end + (1 - end) * low
+    if begin >= spec.high:
+        raise SpecError(
+            f"algorithm.high: the first of {spec.denoising.steps} steps ends at {end:.4g}, and what is noised on from there has "
+            f"levels from {begin:.4g} to high = {spec.high:g}, which are none; raise it, or take fewer steps or a lower shift"
+        )
 
 
 def _times(spec: FlowMatched) -> Times:
