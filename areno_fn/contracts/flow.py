@@ -13,6 +13,8 @@ import attrs
 import torch
 
 from areno_fn.contracts.errors import RecordError, SpecError
+from areno_fn.contracts.flow_policy import FlowPolicy as FlowPolicy
+from areno_fn.contracts.flow_policy import straight as straight
 from areno_fn.contracts.record import record, shown, static
 from areno_fn.contracts.shapes import require_vectors
 

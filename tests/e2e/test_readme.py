@@ -87,7 +87,7 @@ def test_the_guide_to_losses_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_the_guide_to_laws_is_a_test_file_that_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scope = run_block("\n\n".join(blocks("docs/laws.md", "python")), tmp_path, monkeypatch)
     tests = [value for name, value in scope.items() if name.startswith("test_")]
-    assert len(tests) == 7
+    assert len(tests) == 9
     for test in tests:
         test()  # type: ignore[operator]
     actions = af.Actions(

@@ -8,12 +8,26 @@ from typing import Any
 import torch
 
 from areno_fn import tree
-from areno_fn.contracts.errors import RecordError
+from areno_fn.contracts.errors import RecordError, SpecError
 from areno_fn.contracts.flow import Conditions
 from areno_fn.contracts.flow_policy import FlowPolicy
 
 Ask = Callable[[Any, torch.Tensor, torch.Tensor, Conditions], torch.Tensor]
 """`(params, state [B, *], timestep [B], conditions) -> velocity [B, *]`."""
+
+
+def require_policy(policy: object, *names: str) -> None:
+    """Refuses what is no `FlowPolicy` for want of one of the names.
+
+    Raises:
+        SpecError: names what is missing.
+    """
+    missing = [name for name in names if not hasattr(policy, name)]
+    if missing:
+        raise SpecError(
+            f"the policy {type(policy).__name__} has no {missing[0]!r}; a FlowPolicy has latent_shape, a tuple, "
+            f"velocity(params, state, timestep, condition) and guide, for example areno_fn.contracts.flow.straight"
+        )
 
 
 def guided(policy: FlowPolicy, scale: float) -> Ask:
@@ -24,7 +38,11 @@ def guided(policy: FlowPolicy, scale: float) -> Ask:
     Args:
         policy: the model.
         scale: weight of guidance, at least 1.
+
+    Raises:
+        SpecError: the policy has no velocity, or no guide where the scale asks for one.
     """
+    require_policy(policy, "velocity", *(("guide",) if scale != 1 else ()))
 
     def ask(params: Any, state: torch.Tensor, timestep: torch.Tensor, conditions: Conditions) -> torch.Tensor:
         if scale == 1:

@@ -17,6 +17,7 @@ from areno_fn.steps.flow.alive import counted_noised
 from areno_fn.steps.flow.guidance import guided
 from areno_fn.steps.flow.latents import along
 from areno_fn.steps.flow.noise import latent_noise
+from areno_fn.steps.flow.sample import require_rows
 from areno_fn.steps.flow.schedule import TIMESTEPS
 from areno_fn.steps.flow.times import Grid, Times, sampled_times
 from areno_fn.steps.reduce import wide
@@ -58,7 +59,20 @@ def noised(
         groups: int64 [B], rows that are compared with each other.
         mask: bool [B, *].
         guidance: weight of classifier-free guidance while training.
+
+    Raises:
+        DataError: what is of every row has another number of rows than there are ids.
     """
+    of_rows = {
+        "clean": clean,
+        "conditions": conditions,
+        "shared": shared,
+        "weight": weight,
+        "advantage": advantage,
+        "groups": groups,
+        "mask": mask,
+    }
+    require_rows({name: value for name, value in of_rows.items() if value is not None}, ids.shape[0])
     names = ids if shared is None else shared
     batches = []
     for term in range(terms):

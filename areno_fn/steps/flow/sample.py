@@ -13,7 +13,8 @@ from areno_fn.contracts.errors import DataError, SpecError
 from areno_fn.contracts.flow import FlowPrompts, Process, Schedule, Trajectory
 from areno_fn.contracts.flow_policy import FlowPolicy
 from areno_fn.contracts.key import Key
-from areno_fn.steps.flow.guidance import guided
+from areno_fn.contracts.record import shown
+from areno_fn.steps.flow.guidance import guided, require_policy
 from areno_fn.steps.flow.latents import live
 from areno_fn.steps.flow.noise import latent_noise
 from areno_fn.steps.flow.schedule import intervals, places
@@ -30,7 +31,11 @@ def flow_sampler(policy: FlowPolicy, process: Process) -> Callable[..., Trajecto
     Args:
         policy: the model.
         process: dynamics, guidance and the reduction of log-probabilities.
+
+    Raises:
+        SpecError: the policy lacks a part of `FlowPolicy` that drawing needs.
     """
+    require_policy(policy, "latent_shape")
     ask = guided(policy, process.guidance)
 
     def rollout(
@@ -158,6 +163,11 @@ def _table(stored: tuple[int, ...], length: int) -> tuple[int, ...]:
 
 
 def _noisy_steps(process: Process, schedule: Schedule, levels: torch.Tensor) -> tuple[int, ...]:
+    if not isinstance(schedule, Schedule):
+        raise SpecError(
+            f"the schedule is {shown(schedule)}; it must be a Schedule, as flow_match(steps) makes one, or scheduled(levels) "
+            f"of levels of one's own"
+        )
     if levels.shape != schedule.timesteps.shape:
         raise SpecError(
             f"a schedule of {schedule.steps} steps needs {schedule.steps} noise levels, received {tuple(levels.shape)}"
@@ -175,7 +185,7 @@ def check_prompts(prompts: FlowPrompts, samples: int) -> None:
     """Refuses prompts that cannot be drawn for.
 
     Raises:
-        DataError: there is no prompt or no sample, or two share an id.
+        DataError: there is no prompt or no sample, two share an id, or conditions or masks are of another number.
     """
     ids = prompts.ids.tolist()
     if not ids or samples < 1:
@@ -183,3 +193,21 @@ def check_prompts(prompts: FlowPrompts, samples: int) -> None:
     if len(set(ids)) < len(ids):
         twice = next(i for i in ids if ids.count(i) > 1)
         raise DataError(f"two prompts have the id {twice} and would be drawn alike; give every prompt its own id")
+    require_rows(prompts, len(ids))
+
+
+def require_rows(value: Any, count: int) -> None:
+    """Refuses rows that are not as many as their ids.
+
+    Args:
+        value: a tree of tensors [B, ...], such as conditions.
+        count: B, the number of ids.
+
+    Raises:
+        DataError: names the first tensor of another number of rows.
+    """
+    for path, leaf in tree.leaves_with_path(value):
+        if leaf.shape[:1] != (count,):
+            raise DataError(
+                f"{path or 'a tensor'} is {shown(leaf)}, but there are {count} ids; give one row for every id"
+            )
