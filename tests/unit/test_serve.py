@@ -139,7 +139,8 @@ def test_weights_that_do_not_fit_are_refused_and_those_before_go_on() -> None:
     serving = server()
     serving.submit([1, 2, 3], (7,))
     serving.step()
-    for given in ({}, tree.map(lambda x: x.double(), PARAMS), tree.map(lambda x: x[:1], PARAMS)):
+    others: list[Any] = [{}, tree.map(lambda x: x.double(), PARAMS), tree.map(lambda x: x[:1], PARAMS)]
+    for given in others:
         with pytest.raises(ModelError, match="weights to go on with must be like those before, but "):
             serving.load(given, KEY)
     (got,) = serving.drain()
