@@ -118,7 +118,7 @@ def write_adapter(
         config: what `adapter_config.json` will say.
         tensors: both matrices of every module by their PEFT keys, on any device and with any strides.
         part: the part of a pipeline that is adapted, as "transformer", so that diffusers' `load_lora_weights` reads the
-            folder too; None where the model is no pipeline's.
+            folder too, and `target_modules` are whole names; None where the model is no pipeline's.
 
     Returns:
         The folder.
@@ -129,7 +129,9 @@ def write_adapter(
     """
     path = destination(folder)
     specs = {name: spec_of(tensor) for name, tensor in tensors.items()}
-    _modules(config, specs, f"the adapter for {path}")
+    modules = _modules(config, specs, f"the adapter for {path}")
+    if part is not None:  # an end such as "0", of to_out.0, would be that of whole blocks of a pipeline too
+        config = attrs.evolve(config, target_modules=tuple(sorted(modules)))
     others = (
         sorted(inner.name for inner in path.iterdir() if inner.name not in (CONFIG, WEIGHTS, DIFFUSERS))
         if path.is_dir()

@@ -267,6 +267,9 @@ def test_large_families_are_trained_written_and_read_again(name: str, tmp_path: 
     stored = again.transformer.state_dict()
     assert merged.keys() == stored.keys()
     assert all(torch.allclose(merged[path], weight, atol=1e-6) for path, weight in stored.items())
+    loaded = type(case.theirs).from_pretrained(tmp_path / "pipeline")
+    loaded.load_lora_weights(tmp_path / "out" / "adapter")
+    require_loaded(loaded.transformer, tmp_path / "out" / "adapter")
     before = case.transformers["transformer"].state_dict()
     assert any(not torch.equal(weight, before[path]) for path, weight in stored.items())
     for part in ("vae", "text_encoder"):
@@ -293,6 +296,9 @@ def test_videos_and_sound_are_trained_from_a_specification(name: str, tmp_path: 
     for key, lines in rows.items():
         (tmp_path / f"rows/{key}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
     assert run(spec_of(tmp_path, LORA, size)) == 0
+    loaded = type(tiny.theirs).from_pretrained(tmp_path / "pipeline")
+    loaded.load_lora_weights(tmp_path / "out/adapter")
+    require_loaded(loaded.transformer, tmp_path / "out/adapter")
     again = type(tiny.theirs.transformer).from_pretrained(tmp_path / "out/export/transformer")
     before, after = tiny.theirs.transformer.state_dict(), again.state_dict()
     assert before.keys() == after.keys() and any(not torch.equal(before[key], after[key]) for key in before)

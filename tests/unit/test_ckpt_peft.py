@@ -67,7 +67,7 @@ def test_an_adapter_of_a_pipeline_is_read_from_the_file_of_diffusers_alone(tmp_p
     }
     for folder in (both, alone):
         adapter = read_adapter(folder)
-        assert adapter.config == config(use_rslora=True)
+        assert adapter.config == config(use_rslora=True, target_modules=(MODULE,))
         assert all(torch.equal(adapter.tensors[key], tensor) for key, tensor in matrices().items())
         assert not problems(folder)
 
