@@ -36,6 +36,12 @@ def finite(drawn: Trajectory | torch.Tensor) -> torch.Tensor:
     return latents
 
 
+def apart(labels: Sequence[int], samples: Sequence[Picture]) -> Metrics:
+    """How far the pictures of one class are from each other, where some class has several."""
+    found = pictures.diversity(labels, samples)
+    return {} if found is None else {DIVERSITY: found}
+
+
 class FlowMedium:
     """The part of a `Medium` that is the same whatever the pictures are drawn for."""
 
@@ -61,5 +67,5 @@ class FlowMedium:
         return {"flow/pictures_per_s": drawn.ids.shape[0] / max(seconds, 1e-9)}
 
     def text(self, sample: Picture) -> str:
-        """The picture in characters."""
+        """The picture in a few words; it is in a sheet of the evaluation."""
         return pictures.text(sample)

@@ -117,16 +117,17 @@ class Outputs:
         return [path for path in _present(self) if path.name not in names]
 
 
-def inspect(path: str, *, resume: bool, overwrite: bool) -> Outputs:
+def inspect(path: str, *, resume: bool, overwrite: bool, occupied: bool = False) -> Outputs:
     """Refuses an output folder that a run could not use, and changes nothing.
 
     Args:
         path: the folder; it need not exist.
         resume: an existing run in it is continued.
         overwrite: an existing run in it is deleted first.
+        occupied: nothing will be written, so that a run in it is no reason to refuse.
 
     Raises:
-        SpecError: it cannot be written, or holds a run and neither flag is given.
+        SpecError: it cannot be written, or holds a run and none of these is given.
     """
     if resume and overwrite:
         raise SpecError("--resume continues the run in the output folder and --overwrite deletes it; pass one of them")
@@ -145,12 +146,20 @@ def inspect(path: str, *, resume: bool, overwrite: bool) -> Outputs:
     except (OSError, ValueError) as error:  # a name that is too long, or holds a NUL
         raise _unwritable(path, f"{getattr(error, 'strerror', error)}") from None
     present = _present(outputs)
-    if present and not resume and not overwrite:
-        raise SpecError(
-            f"out: {path} already holds a run ({present[0].name}); pass --resume to continue it, "
-            f"--overwrite to start it afresh, or choose another folder"
-        )
+    if present and not (resume or overwrite or occupied):
+        raise SpecError(f"out: {held(outputs)}")
     return outputs
+
+
+def held(outputs: Outputs) -> str | None:
+    """That a folder already holds a run, and what a new one in it would need; None where it holds none."""
+    present = _present(outputs)
+    if not present:
+        return None
+    return (
+        f"{outputs.root} already holds a run ({present[0].name}); pass --resume to continue it, --overwrite to start it "
+        f"afresh, or choose another folder"
+    )
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from areno_fn.contracts.flow import Conditions, FlowPrompts, Trajectory
 from areno_fn.contracts.flow_batch import Clean
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.spec import Denoising, FlowDPO, Phase
-from areno_fn.engine.flow_medium import DIVERSITY, FlowMedium, finite
+from areno_fn.engine.flow_medium import FlowMedium, apart, finite
 from areno_fn.engine.medium import Encoded
 from areno_fn.engine.text_medium import names_of
 from areno_fn.steps.recipes.flow_drawing import Draw
@@ -92,7 +92,7 @@ class Pictures(FlowMedium):
 
     def described(self, rows: Sequence[Mapping[str, Any]], samples: Sequence[Picture]) -> Metrics:
         """How far the pictures of one class are from each other."""
-        return {DIVERSITY: pictures.diversity([row["label"] for row in rows], samples)}
+        return apart([row["label"] for row in rows], samples)
 
     def rehearsed(self, row: Mapping[str, Any]) -> tuple[Picture, Picture]:
         """An empty picture, and the row's own."""

@@ -20,12 +20,11 @@ from areno_fn.contracts.key import Key
 from areno_fn.contracts.media import MediaType, Request
 from areno_fn.contracts.spec import Denoising, FlowDPO, Phase
 from areno_fn.engine.conditions import ConditionCache
-from areno_fn.engine.flow_medium import DIVERSITY, FlowMedium, finite
+from areno_fn.engine.flow_medium import FlowMedium, apart, finite
 from areno_fn.engine.medium import Encoded
 from areno_fn.engine.parts import FrozenParts
 from areno_fn.engine.text_medium import names_of
 from areno_fn.steps.recipes.flow_drawing import Draw
-from areno_fn.world import pictures
 from areno_fn.world.data_row import Row
 from areno_fn.world.pictures import Picture, subjects
 from areno_fn.world.prompted import PromptedRow, Shots, demonstration, preference, request_of, shot_of
@@ -119,7 +118,7 @@ class PromptedPictures(FlowMedium):
 
     def described(self, rows: Sequence[Mapping[str, Any]], samples: Sequence[Picture]) -> Metrics:
         """How far the pictures of one prompt are from each other."""
-        return {DIVERSITY: pictures.diversity(subjects(rows), samples)}
+        return apart(subjects(rows), samples)
 
     def rehearsed(self, row: Mapping[str, Any]) -> tuple[Picture, Picture]:
         """An empty picture, and the row's own, where it has one."""

@@ -28,7 +28,7 @@ from areno_fn.engine.foreseen import foreseen
 from areno_fn.engine.loop import train
 from areno_fn.engine.medium import Medium
 from areno_fn.engine.optimizers import Mover, described, long_warmups
-from areno_fn.engine.outputs import Outputs, inspect, prepare
+from areno_fn.engine.outputs import Outputs, held, inspect, prepare
 from areno_fn.engine.place import at
 from areno_fn.engine.plan import Plan, plan
 from areno_fn.engine.read_paths import require_apart
@@ -89,12 +89,14 @@ def describe(spec: RunSpec, *, resume: bool = False, overwrite: bool = False, ac
     _check_accept(accept, resume)
     made = plan(spec)
     # after everything else: a folder that holds a run must not hide what is wrong with the specification
-    outputs = inspect(spec.out, resume=resume, overwrite=overwrite)
+    outputs = inspect(spec.out, resume=resume, overwrite=overwrite, occupied=True)
     require_apart(spec, overwrite=overwrite)
     checkpoint = _continued(outputs, resume)
     if checkpoint is not None:
         require_same_run(made, checkpoint, _recorded(outputs), accept)
     lines = [f"{spec.name}: {made.model.family.name} on {made.device}, seed {spec.seed}, out {spec.out}"]
+    if not resume and not overwrite and (there := held(outputs)) is not None:
+        lines.append(f"  to run it: {there}")
     beside = "" if made.critic is None else f", and a critic of {count(made.critic.shapes()):,}"
     lines.append(f"  trained: {made.finetune.describe()}{beside}{made.cast.describe()}")
     if made.model.pipeline is not None:
@@ -244,7 +246,7 @@ def _finish(made: Plan, outputs: Outputs, state: TrainState, display: Display) -
 
 
 def _summed_up(phase: Mapping[str, Any]) -> str:
-    text = f"{phase['name']}: {phase['steps']} steps in {phase['seconds']:.0f} s"
+    text = f"{phase['name']}: {phase['steps']} steps in {phase['seconds']:.0f} s without evaluations"
     before, after = phase["eval_start"], phase["eval_end"]
     return text if before is None or after is None else f"{text}, evaluation {before:.3f} -> {after:.3f}"
 

@@ -16,7 +16,6 @@ from areno_fn.world.data_row import Row
 
 Picture = np.ndarray[Any, np.dtype[np.float32]]
 
-_INK = " .:-=+*#%@"
 _GAP = 2
 _SCALE = 4
 
@@ -127,13 +126,13 @@ def subjects(rows: Sequence[Mapping[str, Any]]) -> list[int]:
     return [first.setdefault(row["prompt"], len(first)) for row in rows]
 
 
-def diversity(labels: Sequence[int], pictures: Sequence[Picture]) -> float:
+def diversity(labels: Sequence[int], pictures: Sequence[Picture]) -> float | None:
     """How different pictures of one class are: the root mean square difference of two of them, averaged over pairs and classes.
 
-    Classes with one picture say nothing; without any other the result is 0.
+    Classes with one picture say nothing; None where there are no others.
     """
     means = [_spread(np.stack(own)) for own in _by_class(labels, pictures).values() if len(own) > 1]
-    return float(np.mean(means)) if means else 0.0
+    return float(np.mean(means)) if means else None
 
 
 def _spread(pictures: np.ndarray[Any, Any]) -> float:
@@ -184,6 +183,7 @@ def write_png(picture: Picture, path: str | os.PathLike[str]) -> None:
 
 
 def text(picture: Picture) -> str:
-    """A picture in characters, one line a row of pixels, the mean of its channels from paper to ink."""
-    shades = np.minimum((still(picture).mean(0) * len(_INK)).astype(int), len(_INK) - 1)
-    return "\n".join("".join(_INK[shade] for shade in line) for line in shades.tolist())
+    """A picture or video in a few words: its size, its mean and how far pixels are from it."""
+    frames = f", {len(picture)} frames" if picture.ndim == 4 else ""
+    height, width = picture.shape[-2:]
+    return f"({height} x {width}{frames}, mean {float(picture.mean()):.3f}, deviation {float(picture.std()):.3f})"

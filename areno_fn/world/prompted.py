@@ -96,6 +96,11 @@ def request_of(row: Row) -> Request:
         DataError: it has no prompt in words, or a given medium cannot be read.
     """
     prompt, negative = row.get("prompt"), row.get("negative_prompt")
+    if "prompt" not in row:
+        raise DataError(
+            f"{row.where}: the row has {_named(row)}, but no 'prompt'; where it is called otherwise, give the data set "
+            f'columns = {{ prompt = "its name" }}'
+        )
     if not isinstance(prompt, str):
         raise DataError(f"{row.where}: a row needs a prompt in words, received {type(prompt).__name__}")
     if negative is not None and not isinstance(negative, str):
@@ -161,8 +166,8 @@ def shot_of(row: Row, value: Any, type: MediaType) -> Shot:
 def _shots(row: Row, values: Any, types: tuple[MediaType, ...], what: str) -> Shots:
     missing = [type for type in types if not isinstance(values, Mapping) or type not in values]
     if missing:
-        there = ", ".join(sorted(map(str, values))) if isinstance(values, Mapping) else f"{values!r:.60}"
-        raise DataError(f"{row.where}: {what} needs {' and '.join(types)}, received {there}")
+        there = f"has {_named(values)}" if isinstance(values, Mapping) else f"is {values!r:.60}"
+        raise DataError(f"{row.where}: {what} needs {' and '.join(types)}, but {there}")
     return {type: shot_of(row, values[type], type) for type in types}
 
 
@@ -180,6 +185,10 @@ def _from_files(row: Row, paths: tuple[Path, ...], type: MediaType) -> Shot:
         )
     shape = (3, *sizes.pop())
     return Shot(type, row.where, paths, shape if type == "image" else (len(paths), *shape), found.digest())
+
+
+def _named(values: Mapping[str, Any]) -> str:
+    return ", ".join(sorted(map(str, values))) or "no fields"
 
 
 def _given(row: Row, value: Any) -> Media:

@@ -261,7 +261,7 @@ MORE = (
     Case(
         "an unknown family",
         spec(model__family="gpt9"),
-        r"model: model_type is 'gpt9', but the families known here are llama, qwen2, qwen3",
+        r"model: family: there is no 'gpt9'; those of text are llama, qwen2, qwen3, those of pictures digits_dit",
     ),
     Case(
         "a field the model does not know",

@@ -247,7 +247,7 @@ REWARDS = (
     Case(
         "a reward of an unknown kind",
         spec(phases__grpo__rewards=[{"kind": "modle", "path": "x"}]),
-        r"--set phases\.grpo\.rewards=.*: phases\.grpo\.rewards\.0\.kind must be 'function' or 'model', "
+        r"--set phases\.grpo\.rewards=.*: phases\.grpo\.rewards\.0\.kind must be 'function', 'model', 'clip' or 'http', "
         r"received the text 'modle'",
     ),
     Case(

@@ -61,3 +61,15 @@ def table() -> list[str]:
 @pytest.mark.parametrize("line", table())
 def test_the_page_has_every_field_with_its_default(line: str) -> None:
     assert line in PAGE.splitlines()
+
+
+def test_the_page_on_families_shows_rows_and_an_adapter_as_they_are() -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs/adding/flow_family.md").read_text()
+    for module, name in (("flow_layouts", "FLOW_LAYOUTS"), ("pipelines", "PIPELINES")):
+        block = page.split(f'{name}["z_image"] = ')[1].split("\nPIPELINES")[0].split("\n```")[0]
+        assert "".join(block.split()) in "".join((root / f"areno_fn/models/{module}.py").read_text().split())
+    adapter = (root / "areno_fn/models/z_image/adapter.py").read_text()
+    for line in page.split("class ZImageAdapter")[1].split("```")[0].splitlines():
+        if line.strip().startswith(("return", "words =", "device =")):
+            assert line.strip() in adapter

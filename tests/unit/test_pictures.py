@@ -17,6 +17,7 @@ from areno_fn.contracts.errors import ModelError
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.spec import DigitsData
 from areno_fn.engine.digit_reward import Legible, labelled, trained_classifier
+from areno_fn.engine.flow_medium import apart
 from areno_fn.models.digit_classifier import LabelledPictures, blurred, init, logits
 from areno_fn.world import digits, picture_rewards
 from areno_fn.world.data import read_all
@@ -56,7 +57,8 @@ def test_diversity_is_the_mean_distance_within_a_class() -> None:
     one = np.zeros((1, 2, 2), np.float32)
     one[0, 0, 0] = 1
     assert diversity([4, 4], [one, np.zeros_like(one)]) == pytest.approx(np.sqrt(1 / 4))
-    assert diversity([0, 1], pictures[:2]) == 0
+    assert diversity([0, 1], pictures[:2]) is None
+    assert apart([0, 1], pictures[:2]) == {} and apart([0, 0], pictures[:2]) == {"diversity": pytest.approx(0.3)}
 
 
 def test_a_sheet_has_a_class_a_row() -> None:
@@ -91,8 +93,8 @@ def test_tensorboard_has_the_pictures(tmp_path: Path) -> None:
     assert Image.open(io.BytesIO(image.encoded_image_string)).convert("L").getpixel((1, 1)) == 127
 
 
-def test_a_picture_can_be_read_as_text() -> None:
-    assert text(np.array([[[0.0, 0.55], [0.99, 1.0]]], np.float32)) == " +\n@@"
+def test_a_picture_is_told_in_a_few_words() -> None:
+    assert text(np.array([[[0.0, 0.5, 1.0], [0.0, 0.5, 1.0]]], np.float32)) == "(2 x 3, mean 0.500, deviation 0.408)"
 
 
 def test_rewards_without_a_model() -> None:

@@ -84,7 +84,12 @@ def test_a_file_that_ends_early_is_reported_with_its_row(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({}, "a row needs a prompt in words, received NoneType"),
+        ({}, "the row has no fields, but no 'prompt'"),
+        (
+            {"text": "a", "image": "x.png"},
+            r"the row has image, text, but no 'prompt'; .* columns = { prompt = \"its name\" }",
+        ),
+        ({"prompt": None}, "a row needs a prompt in words, received NoneType"),
         ({"prompt": "a", "negative_prompt": 3}, "negative_prompt must be words, received int"),
         ({"prompt": "a", "inputs": "x.png"}, "inputs must be a list, received str"),
         (
@@ -92,7 +97,7 @@ def test_a_file_that_ends_early_is_reported_with_its_row(tmp_path: Path) -> None
             "one of inputs is {image, video or audio, and perhaps slot}, received slot",
         ),
         ({"prompt": "a", "inputs": [{"image": NUMBERS, "where": 1}]}, "received image, where"),
-        ({"prompt": "a"}, "the row needs image, received prompt"),
+        ({"prompt": "a"}, "the row needs image, but has prompt"),
         ({"prompt": "a", "image": "none.png"}, "none.png cannot be read"),
         ({"prompt": "a", "image": "words.png"}, "words.png cannot be read"),
         (
@@ -119,7 +124,7 @@ def test_a_pair_that_lacks_a_side_and_frames_of_two_sizes_are_refused(tmp_path: 
         preference(row(tmp_path, prompt="a", chosen=small), 0, ("image",))
     with pytest.raises(DataError, match=r"the frames of a video have one size, received \(4, 6\) and \(8, 6\)"):
         demonstration(row(tmp_path, prompt="a", video=[small, large]), 0, ("video",))
-    with pytest.raises(DataError, match="chosen needs video and audio, received 'x.png'"):
+    with pytest.raises(DataError, match="chosen needs video and audio, but is 'x.png'"):
         preference(row(tmp_path, prompt="a", chosen=small, rejected=small), 0, ("video", "audio"))
 
 
@@ -128,6 +133,6 @@ def test_what_pictures_are_of_is_their_label_or_their_prompt() -> None:
     assert subjects([{"prompt": "b"}, {"prompt": "a"}, {"prompt": "b"}]) == [0, 1, 0]
     film = np.stack([np.full((3, 2, 2), shade, np.float32) for shade in (0.0, 0.9, 0.2)])
     assert float(still(film).mean()) == pytest.approx(0.9) and still(film[0]).shape == (3, 2, 2)
-    assert text(film) == text(film[1])
+    assert text(film) == "(2 x 2, 3 frames, mean 0.367, deviation 0.386)"
     assert grid([0, 0], [film, film]).shape == grid([0, 0], [film[1], film[1]]).shape
     assert diversity([0, 0], [film, film]) == 0
