@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import tomllib
-from typing import Any, NamedTuple
+from typing import Any
 
+import attrs
 from msgspec import NODEFAULT, inspect
 
 from areno_fn.contracts.errors import SpecError
@@ -14,7 +15,8 @@ from areno_fn.engine.specfile.sentences import suggestion, unknown_field
 from areno_fn.engine.specfile.types import Path, Type, child, default, fields, kinds, labels, root, strangers
 
 
-class Change(NamedTuple):
+@attrs.frozen
+class Change:
     """What an override did.
 
     Attributes:
@@ -100,11 +102,11 @@ def _drop_strangers(node: dict[str, Any], info: Type, before: Any) -> tuple[Path
         return ()
     wrong = strangers(info, node | {"kind": before})
     dropped = tuple(place for place in strangers(info, node) if place not in wrong)
-    for *above, name in dropped:
+    for place in dropped:
         table: Any = node
-        for key in above:
+        for key in place[:-1]:
             table = table[key]
-        del table[name]
+        del table[place[-1]]
     return dropped
 
 
