@@ -127,7 +127,7 @@ def custom_vjp(
 
     class Backward(torch.autograd.Function):
         @staticmethod
-        def forward(plan: _Plan, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        def forward(plan: _Plan, *tensors: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
             return plan.pull(backward, tensors)
 
         @staticmethod
@@ -232,7 +232,7 @@ class _Plan(NamedTuple):
     results: tuple[int, ...]
     made: int
 
-    def pull(self, backward: Callable[..., Any], tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    def pull(self, backward: Callable[..., Any], tensors: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor, ...]:
         first, after = self.cotangents, self.cotangents + len(self.where)
         inputs = list(self.static)
         for i, tensor in zip(self.where, tensors[first:after], strict=True):

@@ -236,7 +236,6 @@ def test_a_dry_run_says_that_a_warm_up_takes_the_whole_phase(spec: Path, tmp_pat
 
 def test_S8_a_dry_run_refuses_what_a_run_refuses(whole: Path, spec: Path, tmp_path: Path) -> None:
     for flags, values in (
-        ([], {}),
         (["--resume"], {"phases__grpo__batch__rows": 3}),
         (["--resume"], {"phases__grpo__steps": 3}),
         (["--resume", "--overwrite"], {}),

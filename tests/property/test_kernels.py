@@ -436,12 +436,18 @@ def test_gradients_compile_whole_on_every_implementation() -> None:
 def test_every_triton_kernel_compiles_for_the_gpu() -> None:
     """To machine code of compute capability 9.0; Triton needs no GPU for that."""
     names = {line.split()[0] for line in alone("machine_code", interpret=False)}
-    alike = {"rotary", "gated_silu", "gated_gelu", "linear_token_loss"}  # that have other parts, or share them
+    alike = {
+        "rotary",
+        "gated_silu",
+        "gated_gelu",
+        "linear_token_loss",
+        "ordered_linear",
+    }  # that have other parts, or share them
     apart = {
         f"{k.name}.{part}" for k in KERNELS if k.name not in alike for part in ("_forward_kernel", "_backward_kernel")
     }
     shared = {"rotary._rotate_kernel", "launch._sum_kernel", "gates._forward_kernel", "gates._backward_kernel"}
-    assert names == apart | shared | {"linear_token_loss._turn_kernel"}
+    assert names == apart | shared | {"linear_token_loss._turn_kernel", "ordered_linear._kernel"}
 
 
 def graphs() -> None:

@@ -77,7 +77,7 @@ def _launch(
                 _on(addresses, device), leaf, first, sizes, _decays(tuple(decay), device), numbers, len(sizes),
                 B1=betas[0], B2=betas[1], EPS=eps, GRADIENT=_type(gradients[0].dtype), OWN=_type(master[0].dtype),
                 STORED=_type(kept[0].dtype), NARROW=kept[0].dtype != master[0].dtype, ALIGNED=aligned, BLOCK=BLOCK,
-                STEPS=STEPS, num_warps=8,
+                STEPS=STEPS, num_warps=8, enable_fp_fusion=True,
             )  # fmt: skip
 
 

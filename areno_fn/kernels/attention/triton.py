@@ -104,7 +104,16 @@ def backward(
     }  # fmt: skip
     with on_device_of(q):
         _delta_kernel[(count, heads)](
-            dout, out, delta, count, size, *dout.stride(), *out.stride(), COLUMNS=columns, num_warps=1
+            dout,
+            out,
+            delta,
+            count,
+            size,
+            *dout.stride(),
+            *out.stride(),
+            COLUMNS=columns,
+            num_warps=1,
+            enable_fp_fusion=True,
         )
         _keys_kernel[(triton.cdiv(longest, blocks.keys), k.shape[1], documents)](
             dout, q, k, v, lse, delta, dk, dv, edges, scale, window, soft_cap, count, size,

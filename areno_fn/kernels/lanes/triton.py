@@ -28,7 +28,7 @@ def record(
             lanes, token, logp, given, book.last, book.stored, book.drawn, book.limits, alive, stopped, book.state,
             book.tokens, book.logp, column, stops, count, book.tokens.shape[1] - 1,
             lanes.stride(0), token.stride(0), logp.stride(0), given.stride(0),
-            KEPT=kept is not None, READ=read, LANES=LANES, num_warps=4,
+            KEPT=kept is not None, READ=read, LANES=LANES, num_warps=4, enable_fp_fusion=True,
         )  # fmt: skip
 
 
@@ -39,7 +39,7 @@ def next_places(stored: torch.Tensor, table: torch.Tensor, size: int) -> tuple[t
         with on_device_of(stored):
             _places_kernel[(triton.cdiv(stored.shape[0], LANES),)](
                 stored, table, places, lengths, stored.shape[0], size, stored.stride(0), *table.stride(),
-                LANES=LANES, num_warps=4,
+                LANES=LANES, num_warps=4, enable_fp_fusion=True,
             )  # fmt: skip
     return places, lengths
 

@@ -58,7 +58,7 @@ def multiply(
                 x, weight, weight if bias is None else bias, out, count, columns, depth, *x.stride(), *weight.stride(),
                 1 if bias is None else bias.stride(0), BIAS=bias is not None, EVEN=depth % tile.depth == 0,
                 ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, GROUP=_GROUP, NARROW=x.is_cuda,
-                num_warps=tile.warps, num_stages=tile.stages,
+                num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=True,
             )  # fmt: skip
     return out
 

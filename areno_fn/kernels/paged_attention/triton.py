@@ -57,7 +57,7 @@ def forward(
             *q.stride(), *_outer(keys), *_outer(values), *table.stride(), lengths.stride(0), parts,
             K_S=keys.stride(1), V_S=values.stride(1), GROUP=group, HEADS=rows, COLUMNS=columns, PLACES=PLACES,
             PAGE=page_size, WHOLE=parts == 1, CAPPED=soft_cap > 0, WITHIN=window == 0 and page_size % PLACES == 0, NARROW=q.is_cuda,
-            num_warps=warps, num_stages=STAGES,
+            num_warps=warps, num_stages=STAGES, enable_fp_fusion=True,
         )  # fmt: skip
         if parts > 1:
             _merge_kernel[(batch * heads,)](
@@ -80,7 +80,7 @@ def write(k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch.Te
             _write_kernel[(count,)](
                 k, v, keys, values, places, keys.shape[1], heads, size, *k.stride(), *v.stride(),
                 *keys.stride(), *values.stride(), places.stride(0),
-                HEADS=triton.next_power_of_2(heads), COLUMNS=triton.next_power_of_2(size), num_warps=4,
+                HEADS=triton.next_power_of_2(heads), COLUMNS=triton.next_power_of_2(size), num_warps=4, enable_fp_fusion=True,
             )  # fmt: skip
 
 

@@ -34,7 +34,7 @@ def product(a: torch.Tensor, c: torch.Tensor | None, alpha: float, beta: float) 
     with on_device_of(a):
         _product_kernel[(many * (many + 1) // 2, a.shape[0])](
             a, rest, out, size, width, alpha, beta, *a.stride(), *rest.stride(), ADDED=c is not None, WIDE=wide(a),
-            NARROW=a.is_cuda, EDGE=edge, STEP=step, num_warps=warps, num_stages=stages,
+            NARROW=a.is_cuda, EDGE=edge, STEP=step, num_warps=warps, num_stages=stages, enable_fp_fusion=True,
         )  # fmt: skip
     return out
 
