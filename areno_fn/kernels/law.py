@@ -129,6 +129,11 @@ def coarser(inputs: torch.dtype, result: torch.dtype) -> float:
     return 4 * max(torch.finfo(inputs).eps, torch.finfo(result).eps)
 
 
+def size_of(x: torch.Tensor) -> float:
+    """The root of the mean square of all elements; 0 where there are none."""
+    return x.square().mean().sqrt().item() if x.numel() else 0.0
+
+
 def of_result(inputs: torch.dtype, result: torch.dtype) -> float:
     """Four roundings in the dtype of a result, whatever the inputs are."""
     del inputs
@@ -212,6 +217,6 @@ def _difference(label: str, got: torch.Tensor, want: torch.Tensor, noise: float,
         return Difference(label=label, error=math.inf, allowed=0.0)
     if not finite.any():
         return Difference(label=label, error=0.0, allowed=0.0)
-    error = (got.double() - want)[finite].square().mean().sqrt().item()
-    size = max(noise, want[finite].square().mean().sqrt().item())
+    error = size_of((got.double() - want)[finite])
+    size = max(noise, size_of(want[finite]))
     return Difference(label=label, error=error, allowed=tolerance * size + torch.finfo(got.dtype).tiny)

@@ -6,7 +6,7 @@ import torch
 from hypothesis import strategies as st
 
 from areno_fn.kernels.add_rms_norm import add_rms_norm
-from areno_fn.kernels.law import Arguments, Case, Cases, Floor, coarser
+from areno_fn.kernels.law import Arguments, Case, Cases, Floor, coarser, size_of
 
 EPS = 1e-6
 
@@ -35,17 +35,13 @@ def noise(arguments: Arguments, cotangents: tuple[torch.Tensor, ...]) -> tuple[f
     dtotal, dnormal = cotangents
     weight = weight + 1 if arguments.keywords["zero_centred"] else weight
     total = x + residual
-    spread = _size(x) + _size(residual)
+    spread = size_of(x) + size_of(residual)
     reciprocal = (total.square().mean(-1, keepdim=True) + eps).rsqrt()
     # a rounding of the summands moves a row that has cancelled by more than a rounding of itself
     relative = 1 + (spread * reciprocal).amax().item() if total.numel() else 1.0
     terms = (dnormal * total * reciprocal).abs().reshape(-1, x.shape[-1]).sum(0)
-    into_x = (_size(dnormal * weight * reciprocal)) * relative + _size(dtotal)
-    return spread, relative, into_x, into_x, _size(terms) * relative
-
-
-def _size(x: torch.Tensor) -> float:
-    return x.square().mean().sqrt().item() if x.numel() else 0.0
+    into_x = (size_of(dnormal * weight * reciprocal)) * relative + size_of(dtotal)
+    return spread, relative, into_x, into_x, size_of(terms) * relative
 
 
 def forward_floor(case: Case) -> Floor:

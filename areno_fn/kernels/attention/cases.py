@@ -12,7 +12,7 @@ import torch
 from hypothesis import strategies as st
 
 from areno_fn.kernels.attention import PackedLayout, packed_attention, packed_layout
-from areno_fn.kernels.law import Arguments, Case, Cases, Floor, coarser
+from areno_fn.kernels.law import Arguments, Case, Cases, Floor, coarser, size_of
 
 
 def build(case: Case, device: torch.device | str) -> Arguments:
@@ -60,15 +60,16 @@ def noise(arguments: Arguments, cotangents: tuple[torch.Tensor, ...]) -> tuple[f
     (dout,) = cotangents
     if not q.numel():
         return 0.0, 0.0, 0.0, 0.0
-    score = scale * _size(q) * _size(k) * q.shape[-1] ** 0.5
-    slope = _size(dout) * _size(v) * q.shape[-1] ** 0.5 * scale
+    score = scale * size_of(q) * size_of(k) * q.shape[-1] ** 0.5
+    slope = size_of(dout) * size_of(v) * q.shape[-1] ** 0.5 * scale
     group = q.shape[1] / k.shape[1]
     spread = (1 + score) * (group * layout.longest) ** 0.5
-    return _size(v) * (1 + score), slope * _size(k) * (1 + score), slope * _size(q) * spread, _size(dout) * spread
-
-
-def _size(x: torch.Tensor) -> float:
-    return x.square().mean().sqrt().item() if x.numel() else 0.0
+    return (
+        size_of(v) * (1 + score),
+        slope * size_of(k) * (1 + score),
+        slope * size_of(q) * spread,
+        size_of(dout) * spread,
+    )
 
 
 def forward_floor(case: Case) -> Floor:

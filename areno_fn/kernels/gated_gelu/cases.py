@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from areno_fn.kernels.gated_gelu import gated_gelu
 from areno_fn.kernels.gated_silu.cases import backward_floor, forward_floor
-from areno_fn.kernels.law import Arguments, Case, Cases, coarser
+from areno_fn.kernels.law import Arguments, Case, Cases, coarser, size_of
 
 
 def build(case: Case, device: torch.device | str) -> Arguments:
@@ -33,11 +33,7 @@ def noise(arguments: Arguments, cotangents: tuple[torch.Tensor, ...]) -> tuple[f
     """Phi cancels below 0, and its slope crosses 0 near -0.75."""
     (gate_up,), (dy,) = arguments.positional, cotangents
     gate, up = gate_up.chunk(2, dim=-1)
-    return _size(gate * up), _size(dy * up) + _size(dy * gate)
-
-
-def _size(x: torch.Tensor) -> float:
-    return x.square().mean().sqrt().item() if x.numel() else 0.0
+    return size_of(gate * up), size_of(dy * up) + size_of(dy * gate)
 
 
 CASES = Cases(

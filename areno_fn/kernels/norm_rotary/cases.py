@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from hypothesis import strategies as st
 
-from areno_fn.kernels.law import Arguments, Case, Cases, Floor, coarser
+from areno_fn.kernels.law import Arguments, Case, Cases, Floor, coarser, size_of
 from areno_fn.kernels.norm_rotary import norm_rotary
 
 EPS = 1e-6
@@ -61,13 +61,9 @@ def noise(arguments: Arguments, cotangents: tuple[torch.Tensor, ...]) -> tuple[f
     ):
         reciprocal = (x.square().mean(-1, keepdim=True) + eps).rsqrt()
         reach = dy.square().add(dy.roll(dy.shape[-1] // 2, -1).square()).sqrt()
-        sizes[0] = max(sizes[0], _size(reach * weight * reciprocal))
-        sizes[i + 1] = _size((reach * x * reciprocal).abs().flatten(0, 1).sum(0))
+        sizes[0] = max(sizes[0], size_of(reach * weight * reciprocal))
+        sizes[i + 1] = size_of((reach * x * reciprocal).abs().flatten(0, 1).sum(0))
     return 0.0, 0.0, *sizes
-
-
-def _size(x: torch.Tensor) -> float:
-    return x.square().mean().sqrt().item() if x.numel() else 0.0
 
 
 def forward_floor(case: Case) -> Floor:

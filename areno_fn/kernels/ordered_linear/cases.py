@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from hypothesis import strategies as st
 
-from areno_fn.kernels.law import Arguments, Case, Cases, Floor, coarser
+from areno_fn.kernels.law import Arguments, Case, Cases, Floor, coarser, size_of
 from areno_fn.kernels.ordered_linear import ordered_linear
 
 
@@ -29,15 +29,11 @@ def noise(arguments: Arguments, cotangents: tuple[torch.Tensor, ...]) -> tuple[f
     """All are sums of products that may cancel."""
     x, weight, bias = arguments.positional
     (dy,) = cotangents
-    into_y = _size(x) * _size(weight) * x.shape[1] ** 0.5
-    into_x = _size(dy) * _size(weight) * weight.shape[0] ** 0.5
-    into_weight = _size(dy) * _size(x) * x.shape[0] ** 0.5
-    into_bias = () if bias is None else (_size(dy) * x.shape[0] ** 0.5,)
+    into_y = size_of(x) * size_of(weight) * x.shape[1] ** 0.5
+    into_x = size_of(dy) * size_of(weight) * weight.shape[0] ** 0.5
+    into_weight = size_of(dy) * size_of(x) * x.shape[0] ** 0.5
+    into_bias = () if bias is None else (size_of(dy) * x.shape[0] ** 0.5,)
     return into_y, into_x, into_weight, *into_bias
-
-
-def _size(x: torch.Tensor) -> float:
-    return x.square().mean().sqrt().item() if x.numel() else 0.0
 
 
 def forward_floor(case: Case) -> Floor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from hypothesis import strategies as st
 
-from areno_fn.kernels.law import Arguments, Case, Cases, Floor, coarser
+from areno_fn.kernels.law import Arguments, Case, Cases, Floor, coarser, size_of
 from areno_fn.kernels.rms_norm import rms_norm
 
 EPS = 1e-6
@@ -44,15 +44,11 @@ def noise(arguments: Arguments, cotangents: tuple[torch.Tensor, ...]) -> tuple[f
     (dy,) = cotangents
     reciprocal = (x.square().mean(-1, keepdim=True) + eps).rsqrt()
     scale = weight + 1 if arguments.keywords.get("zero_centred") else weight
-    into_gate = [_size(dy * scale * x * reciprocal) for _ in gates]
+    into_gate = [size_of(dy * scale * x * reciprocal) for _ in gates]
     for gate in gates:
         dy = dy * gate * gate.sigmoid()
     terms = (dy * x * reciprocal).abs().reshape(-1, x.shape[-1]).sum(0)
-    return 0.0, _size(dy * scale * reciprocal), _size(terms), *into_gate
-
-
-def _size(x: torch.Tensor) -> float:
-    return x.square().mean().sqrt().item() if x.numel() else 0.0
+    return 0.0, size_of(dy * scale * reciprocal), size_of(terms), *into_gate
 
 
 def forward_floor(case: Case) -> Floor:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from areno_fn.kernels.law import Case, Floor, coarser
+from areno_fn.kernels.law import Case, Floor, coarser, size_of
 
 ALPHA, BETA = 2.0315, -4.7750
 
@@ -32,7 +32,7 @@ def oracle(a: torch.Tensor, c: torch.Tensor | None = None, *, alpha: float, beta
 def noise(a: torch.Tensor, c: torch.Tensor | None = None, *, alpha: float, beta: float = 0.0) -> float:
     """What is summed may cancel: the size of the terms."""
     size = alpha * a.double().square().sum(-1).mean().item() if a.numel() else 0.0
-    return size + (abs(beta) * c.double().square().mean().sqrt().item() if c is not None and c.numel() else 0.0)
+    return size + (abs(beta) * size_of(c.double()) if c is not None else 0.0)
 
 
 def floor(case: Case) -> Floor:
