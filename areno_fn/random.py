@@ -20,12 +20,15 @@ def words(key: Key, *coordinates: torch.Tensor) -> torch.Tensor:
     """64 random bits per element of the broadcast coordinates, int64.
 
     Raises:
-        RecordError: a coordinate is not a tensor of integers.
+        RecordError: a coordinate is not a tensor of integers, or the key is none.
     """
+    if not isinstance(key, Key):
+        raise RecordError(f"draws are functions of a Key, as Key.of(0) makes one, received {shown(key)}")
+    for coordinate in coordinates:
+        if not isinstance(coordinate, torch.Tensor) or coordinate.is_floating_point():
+            raise RecordError(f"coordinates of draws are tensors of integers, received {shown(coordinate)}")
     word = key.word().to(coordinates[0].device) if coordinates else key.word()
     for coordinate in coordinates:
-        if coordinate.is_floating_point():
-            raise RecordError(f"coordinates of draws are integers, received {shown(coordinate)}")
         word = mix(word + (coordinate.to(torch.int64) + 1) * GOLDEN)
     return mix(word ^ GOLDEN)
 

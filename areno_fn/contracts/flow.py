@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 import attrs
 import torch
 
+from areno_fn.contracts.calls import require_types
 from areno_fn.contracts.errors import RecordError, SpecError
 from areno_fn.contracts.flow_policy import FlowPolicy as FlowPolicy
 from areno_fn.contracts.flow_policy import straight as straight
@@ -51,6 +52,7 @@ class Process:
             if getattr(self, name) not in get_args(names):
                 listed = ", ".join(get_args(names))
                 raise SpecError(f"{name} {getattr(self, name)!r} does not exist; choose one of {listed}")
+        require_types(self)
         if not self.guidance >= 1:
             raise SpecError(f"guidance must be at least 1, where 1 means none, received {self.guidance}")
         if self.solver != "euler" and self.dynamics != "ode":
@@ -160,6 +162,8 @@ class FlowPrompts:
 
     def __check__(self) -> None:
         require_vectors(self, "ids")
+        if self.ids.is_floating_point():
+            raise RecordError(f"FlowPrompts.ids are whole numbers, the name of each prompt, received {shown(self.ids)}")
 
 
 @record

@@ -6,12 +6,14 @@ import warnings
 
 import torch
 
+from areno_fn.contracts.calls import checked
 from areno_fn.contracts.errors import RecordError, RewardError, SpecError
 
 SCALES = ("group", "batch", "none")
 BASELINES = ("group", "leave_one_out", "batch")
 
 
+@checked
 def group_advantages(
     rewards: torch.Tensor, groups: torch.Tensor, *, baseline: str = "group", scale: str = "group", eps: float = 1e-8
 ) -> torch.Tensor:

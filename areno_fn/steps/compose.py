@@ -11,6 +11,7 @@ import torch
 from areno_fn import tree
 from areno_fn.autodiff import value_and_grad
 from areno_fn.contracts.actions import Metrics, Sums
+from areno_fn.contracts.calls import checked, received
 from areno_fn.contracts.errors import JoinError, RecordError, SpecError
 from areno_fn.contracts.optim import Optimizer
 from areno_fn.contracts.record import donate as donated
@@ -177,6 +178,7 @@ def accumulate(
     return gradient_of
 
 
+@checked
 def train_step(
     objective: Objective,
     optimizer: Optimizer,
@@ -217,8 +219,8 @@ def train_step(
     Raises:
         JoinError: the objective does not return `Sums`.
         SpecError: `capture` without `donate`.
-        RecordError: from the step, where the state has no such role, or no moments of it, or where something else in it
-            shares the memory of what is donated.
+        RecordError: the optimizer is none, as `adamw(spec, steps)` makes one; or from the step, where the state is none, has no
+            such role, or no moments of it, or where something else in it shares the memory of what is donated.
         DonatedError: from reading a state that was donated.
     """
     if capture and not donate:
@@ -239,6 +241,8 @@ def train_step(
     moving = captured(move) if capture else move
 
     def step(state: TrainState, batches: Sequence[Any]) -> tuple[TrainState, Metrics]:
+        if not isinstance(state, TrainState):
+            raise RecordError(f"a step takes a TrainState and micro-batches, received {received(state)} for the state")
         _check_role(state, role)
         _check_batches(batches)
         if donate:

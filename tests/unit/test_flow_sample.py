@@ -314,7 +314,7 @@ def test_mistakes_are_refused() -> None:
     drawn = rollout(Process(), levels=noise_levels(6, [1, 2]), keep=[0, 1, 2])
     with pytest.raises(RecordError, match="steps with and without noise together"):
         denoising(drawn, torch.zeros(3), steps=[0, 1])
-    with pytest.raises(RecordError, match=r"advantages have shape \(4,\), but the trajectory has 3 rows"):
+    with pytest.raises(RecordError, match=r"advantages is f32\[4\], but the trajectory has 3 rows"):
         denoising(drawn, torch.zeros(4))
     with pytest.raises(RecordError, match="no step; name steps that the trajectory stored"):
         denoising(rollout(Process(dynamics="ode")), torch.zeros(3))

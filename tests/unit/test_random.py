@@ -198,7 +198,7 @@ def test_permutations_are_uniform() -> None:
 
 def test_coordinates_are_integers() -> None:
     """1.5 and 1.7 would otherwise draw alike."""
-    with pytest.raises(RecordError, match=r"coordinates of draws are integers, received f32\[2\]"):
+    with pytest.raises(RecordError, match=r"coordinates of draws are tensors of integers, received f32\[2\]"):
         random.uniform(KEY, torch.tensor([1.5, 1.7]))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from areno_fn.contracts.calls import require_types
 from areno_fn.contracts.errors import ModelError
 from areno_fn.models.flow_fields import flow_fields, out_channels
 
@@ -35,6 +36,7 @@ class DiTConfig:
     head_dim: int = 24
 
     def __attrs_post_init__(self) -> None:
+        require_types(self)
         for field in attrs.fields(DiTConfig):
             if getattr(self, field.name) < 1:
                 raise ModelError(f"{field.name} must be at least 1, received {getattr(self, field.name)}")

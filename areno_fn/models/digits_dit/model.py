@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from areno_fn import random, tree
 from areno_fn.contracts.adapter import Weight
+from areno_fn.contracts.calls import checked, received, require_types
 from areno_fn.contracts.errors import ModelError
 from areno_fn.contracts.flow_policy import straight
 from areno_fn.contracts.key import Key
@@ -108,6 +109,7 @@ def shapes(config: DiTConfig, dtype: torch.dtype = torch.float32) -> DiT:
     )
 
 
+@checked
 def init(config: DiTConfig, key: Key, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> DiT:
     """Random parameters, of which every block begins as the identity and the velocity as 0 (adaLN-Zero).
 
@@ -236,8 +238,19 @@ class DiTPolicy:
         """C, S, S."""
         return (self.config.channels, self.config.sample_size, self.config.sample_size)
 
+    def __attrs_post_init__(self) -> None:
+        require_types(self)
+
     def velocity(
         self, params: DiT, state: torch.Tensor, timestep: torch.Tensor, condition: torch.Tensor
     ) -> torch.Tensor:
-        """The velocity [B, C, S, S]; the condition is a label a row, int64 [B]."""
+        """The velocity [B, C, S, S]; the condition is a label a row, int64 [B].
+
+        Raises:
+            ModelError: parameters, states or labels are not of this model.
+        """
+        if not isinstance(params, DiT):
+            raise ModelError(
+                f"this model takes its parameters, a DiT, received {received(params)}; of a state give params['actor']"
+            )
         return velocity(params, self.config, state, timestep, condition)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from areno_fn import tree
+from areno_fn.contracts.calls import require_given
 from areno_fn.contracts.flow import Conditions, Interval, Transition
 from areno_fn.contracts.flow_batch import Denoising, Moves, Noised
 from areno_fn.contracts.flow_match import Replay
@@ -28,12 +29,22 @@ def counted(rows: torch.Tensor, weight: torch.Tensor, instead: float = 0.0) -> t
 
 
 def counted_noised(batch: Noised) -> Noised:
-    """Noised samples, safe to show to a model."""
+    """Noised samples, safe to show to a model.
+
+    Raises:
+        RecordError: they are none.
+    """
+    require_given("a model predicts the velocities of", batch, Noised, "noised(...)")
     return replace(batch, **_seen(batch, "state", "target", "old", "reference", "average", "factor", "advantage"))
 
 
 def counted_steps(batch: Denoising) -> Denoising:
-    """Recorded steps, safe to show to a model and to score."""
+    """Recorded steps, safe to show to a model and to score.
+
+    Raises:
+        RecordError: they are none.
+    """
+    require_given("a model scores the steps of", batch, Denoising, "denoising(...)")
     weight, at = batch.weight, batch.interval
     interval = Interval(
         sigma=counted(at.sigma, weight, LEVEL),
@@ -54,7 +65,12 @@ def counted_moves(moves: Moves) -> Moves:
 
 
 def counted_replay(batch: Replay) -> Replay:
-    """Steps of a generator, safe to take again."""
+    """Steps of a generator, safe to take again.
+
+    Raises:
+        RecordError: they are none.
+    """
+    require_given("a model takes again the steps of", batch, Replay, "replays(...)")
     middle, level = counted(batch.middle, batch.weight), counted(batch.level, batch.weight, LEVEL)
     return replace(batch, middle=middle, level=level, **_seen(batch, "state", "noise"))
 

@@ -2,32 +2,63 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from areno_fn import tree
+from areno_fn.contracts.calls import is_a, received
 from areno_fn.contracts.errors import RecordError, SpecError
 from areno_fn.contracts.flow import Conditions
 from areno_fn.contracts.flow_policy import FlowPolicy
+from areno_fn.contracts.record import shown
 
 Ask = Callable[[Any, torch.Tensor, torch.Tensor, Conditions], torch.Tensor]
 """`(params, state [B, *], timestep [B], conditions) -> velocity [B, *]`."""
 
 
-def require_policy(policy: object, *names: str) -> None:
-    """Refuses what is no `FlowPolicy` for want of one of the names.
+_PARTS = ("latent_shape", "velocity", "guide")
+
+
+def require_policy(policy: object) -> None:
+    """Refuses what is no `FlowPolicy`, before a model is asked for anything.
 
     Raises:
-        SpecError: names what is missing.
+        SpecError: names what is missing, or is of another form.
     """
-    missing = [name for name in names if not hasattr(policy, name)]
+    kind = policy.__name__ if isinstance(policy, type) else type(policy).__name__
+    right = (
+        "a FlowPolicy has latent_shape, a tuple, velocity(params, state, timestep, condition) and guide, for example "
+        "areno_fn.contracts.flow.straight"
+    )
+    missing = [name for name in _PARTS if not hasattr(policy, name)]
     if missing:
+        raise SpecError(f"the policy {kind} has no {missing[0]!r}; {right}")
+    if isinstance(policy, type):
+        raise SpecError(f"the policy {kind} is a class; make one of it, as in {kind}(...), since {right}")
+    for name, arguments in (("velocity", 4), ("guide", 5)):
+        part = getattr(policy, name)
+        if not callable(part):
+            raise SpecError(f"the {name} of the policy {kind} is {received(part)}; {right}")
+        if not _takes(part, arguments):
+            raise SpecError(f"the {name} of the policy {kind} cannot be called with {arguments} arguments; {right}")
+    shape: object = policy.latent_shape  # type: ignore[attr-defined]
+    if not isinstance(shape, tuple) or not all(is_a(size, int) and size > 0 for size in shape):
         raise SpecError(
-            f"the policy {type(policy).__name__} has no {missing[0]!r}; a FlowPolicy has latent_shape, a tuple, "
-            f"velocity(params, state, timestep, condition) and guide, for example areno_fn.contracts.flow.straight"
+            f"the latent_shape of the policy {kind} is {received(shape)}; it must be a tuple of sizes, (1, 8, 8)"
         )
+
+
+def _takes(function: Callable[..., Any], arguments: int) -> bool:
+    try:
+        inspect.signature(function).bind(*range(arguments))
+    except TypeError:
+        return False
+    except ValueError:  # it does not say what it takes
+        return True
+    return True
 
 
 def guided(policy: FlowPolicy, scale: float) -> Ask:
@@ -40,18 +71,33 @@ def guided(policy: FlowPolicy, scale: float) -> Ask:
         scale: weight of guidance, at least 1.
 
     Raises:
-        SpecError: the policy has no velocity, or no guide where the scale asks for one.
+        SpecError: it is no `FlowPolicy`.
+        RecordError: from what is returned, where guidance has nothing to lead away from, or the model answers with anything
+            but a velocity of the state's shape.
     """
-    require_policy(policy, "velocity", *(("guide",) if scale != 1 else ()))
+    if not torch.compiler.is_compiling():
+        require_policy(policy)
 
     def ask(params: Any, state: torch.Tensor, timestep: torch.Tensor, conditions: Conditions) -> torch.Tensor:
         if scale == 1:
-            return policy.velocity(params, state, timestep, conditions.positive)
+            return _answer(policy, params, state, timestep, conditions.positive)
         if conditions.negative is None:
             raise RecordError(f"guidance of {scale} needs Conditions.negative, but there are none")
         both = tree.map(lambda a, b: torch.cat([a, b]), conditions.negative, conditions.positive)
-        answer = policy.velocity(params, torch.cat([state, state]), torch.cat([timestep, timestep]), both)
+        answer = _answer(policy, params, torch.cat([state, state]), torch.cat([timestep, timestep]), both)
         away, towards = answer.tensor_split(2)
         return policy.guide(towards, away, scale, state, timestep)
 
     return ask
+
+
+def _answer(
+    policy: FlowPolicy, params: Any, state: torch.Tensor, timestep: torch.Tensor, condition: Any
+) -> torch.Tensor:
+    velocity: Any = policy.velocity(params, state, timestep, condition)
+    if not isinstance(velocity, torch.Tensor) or velocity.shape != state.shape or not velocity.is_floating_point():
+        raise RecordError(
+            f"the velocity of the policy {type(policy).__name__} is {received(velocity)} at states {shown(state)}; it must be "
+            f"floating and of their shape"
+        )
+    return velocity

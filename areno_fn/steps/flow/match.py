@@ -13,7 +13,7 @@ from areno_fn.contracts.flow_match import Judges, Matched, Replay
 from areno_fn.contracts.flow_policy import FlowPolicy
 from areno_fn.contracts.record import replace
 from areno_fn.steps.flow.alive import counted_replay
-from areno_fn.steps.flow.guidance import guided
+from areno_fn.steps.flow.guidance import guided, require_policy
 from areno_fn.steps.flow.latents import along, live, over_latent
 from areno_fn.steps.flow.path import noised_to
 from areno_fn.steps.flow.transition import clean_of, noise_of
@@ -51,8 +51,13 @@ def match(
         policy: the model of all roles.
         real: the model of the teacher where it is another one, of latents of the same shape.
         rewards: the teacher is asked without guidance too, and the surrogate with it, for `rewarded_matching`.
+
+    Raises:
+        SpecError: one of them is no `FlowPolicy`.
     """
-    teacher = real or policy
+    teacher = policy if real is None else real
+    for model in (policy, teacher):
+        require_policy(model)
 
     def stage(params: Judges, batch: Replay) -> Matched:
         batch = counted_replay(batch)

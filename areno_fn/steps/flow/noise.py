@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from areno_fn import random
+from areno_fn.contracts.calls import checked
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.key import Key
 from areno_fn.steps.flow.schedule import places
@@ -30,6 +31,7 @@ def latent_noise(
     return random.normal(key, ids[:, None], place, element[None], dtype=dtype).reshape(ids.shape[0], *shape)
 
 
+@checked
 def noisy_subset(key: Key, candidates: Sequence[int], count: int) -> tuple[int, ...]:
     """`count` of the candidate steps, uniformly, sorted.
 
@@ -41,6 +43,7 @@ def noisy_subset(key: Key, candidates: Sequence[int], count: int) -> tuple[int, 
     return tuple(sorted(candidates[i] for i in random.permutation(key, len(candidates))[:count].tolist()))
 
 
+@checked
 def noisy_window(key: Key, candidates: Sequence[int], size: int) -> tuple[int, ...]:
     """`size` successive ones of the candidate steps, beginning anywhere with the same probability.
 
@@ -53,6 +56,7 @@ def noisy_window(key: Key, candidates: Sequence[int], size: int) -> tuple[int, .
     return tuple(candidates[first : first + size])
 
 
+@checked
 def noise_levels(steps: int, noisy: Sequence[int] | None, level: float = 0.7) -> torch.Tensor:
     """Eta of every step, float32 [T]: `level` at the noisy ones and 0 elsewhere.
 
@@ -62,8 +66,10 @@ def noise_levels(steps: int, noisy: Sequence[int] | None, level: float = 0.7) ->
         level: eta, above 0 and, for CPS, at most 1.
 
     Raises:
-        SpecError: a step does not exist, or the level is not above 0.
+        SpecError: there is no step, one does not exist, or the level is not above 0.
     """
+    if steps < 1:
+        raise SpecError(f"noise levels are those of at least one step, received steps={steps}")
     if not level > 0:
         raise SpecError(f"a noise level must be above 0, received {level}; name no noisy steps for the ODE")
     chosen = range(steps - 1) if noisy is None else places(noisy, steps)

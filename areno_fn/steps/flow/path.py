@@ -8,13 +8,15 @@ from typing import Any, TypeVar
 import torch
 
 from areno_fn import tree
+from areno_fn.contracts.calls import checked
+from areno_fn.contracts.errors import DataError
 from areno_fn.contracts.flow import Conditions
 from areno_fn.contracts.flow_batch import Noised, Velocities
 from areno_fn.contracts.flow_policy import FlowPolicy
 from areno_fn.contracts.key import Key
-from areno_fn.contracts.record import replace
+from areno_fn.contracts.record import replace, shown
 from areno_fn.steps.flow.alive import counted_noised
-from areno_fn.steps.flow.guidance import guided
+from areno_fn.steps.flow.guidance import guided, require_policy
 from areno_fn.steps.flow.latents import along
 from areno_fn.steps.flow.noise import latent_noise
 from areno_fn.steps.flow.sample import require_rows
@@ -25,6 +27,7 @@ from areno_fn.steps.reduce import wide
 T = TypeVar("T")
 
 
+@checked
 def noised(
     clean: torch.Tensor,
     conditions: Conditions,
@@ -61,8 +64,19 @@ def noised(
         guidance: weight of classifier-free guidance while training.
 
     Raises:
-        DataError: what is of every row has another number of rows than there are ids.
+        DataError: what is of every row has another number of rows than there are ids, or ids or the mask another type.
+        RecordError: an argument is of another type.
     """
+    if terms < 1:
+        raise DataError(f"every sample is noised to at least one level, received terms={terms}")
+    if ids.ndim != 1 or ids.is_floating_point():
+        raise DataError(f"ids are a vector of whole numbers, the name of each row, received {shown(ids)}")
+    if not clean.is_floating_point():
+        raise DataError(
+            f"clean latents are floating numbers, received {shown(clean)}; pictures are from -1 to 1, not to 255"
+        )
+    if mask is not None and mask.dtype != torch.bool:
+        raise DataError(f"a mask is True where a latent counts, of type bool, received {shown(mask)}")
     of_rows = {
         "clean": clean,
         "conditions": conditions,
@@ -129,7 +143,12 @@ def noised_to(
 
 
 def predict(policy: FlowPolicy) -> Callable[[Any, Noised], Velocities]:
-    """The stage `(params, Noised) -> Velocities`: what the current parameters say."""
+    """The stage `(params, Noised) -> Velocities`: what the current parameters say.
+
+    Raises:
+        SpecError: it is no `FlowPolicy`.
+    """
+    require_policy(policy)
 
     def stage(params: Any, batch: Noised) -> Velocities:
         batch = counted_noised(batch)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from areno_fn.contracts.calls import checked
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.flow import Trajectory
 from areno_fn.contracts.flow_batch import Noised
@@ -20,6 +21,7 @@ from areno_fn.steps.reduce import wide
 QUERIES = ("anywhere", "interval", "above")
 
 
+@checked
 def replays(
     trajectory: Trajectory,
     key: Key,
@@ -56,6 +58,7 @@ def replays(
     return tuple(batches)
 
 
+@checked
 def replayed_once(
     trajectory: Trajectory, key: Key, times: Times, *, query: str = "anywhere", real_guidance: float = 1.0
 ) -> Replay:
@@ -77,6 +80,7 @@ def replayed_once(
     return _replay(trajectory, chosen, states[rows, chosen], key, times, query, real_guidance)
 
 
+@checked
 def carried(
     trajectory: Trajectory, key: Key, times: Times, *, shared: torch.Tensor, advantage: torch.Tensor
 ) -> tuple[Noised, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,12 +10,13 @@ import attrs
 import torch
 
 from areno_fn import tree
+from areno_fn.contracts.calls import checked, received
 from areno_fn.contracts.errors import DataError, SpecError
 from areno_fn.contracts.flow import FlowPrompts, Process, Schedule, Trajectory
 from areno_fn.contracts.flow_policy import FlowPolicy
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.record import shown
-from areno_fn.steps.flow.guidance import guided, require_policy
+from areno_fn.steps.flow.guidance import guided
 from areno_fn.steps.flow.latents import live
 from areno_fn.steps.flow.noise import latent_noise
 from areno_fn.steps.flow.schedule import intervals, places
@@ -22,6 +24,7 @@ from areno_fn.steps.flow.transition import draw, log_prob, transition
 from areno_fn.steps.flow.unipc import Memory, unipc_step
 
 
+@checked
 def flow_sampler(policy: FlowPolicy, process: Process) -> Callable[..., Trajectory]:
     """A function that draws latents for prompts.
 
@@ -33,11 +36,12 @@ def flow_sampler(policy: FlowPolicy, process: Process) -> Callable[..., Trajecto
         process: dynamics, guidance and the reduction of log-probabilities.
 
     Raises:
-        SpecError: the policy lacks a part of `FlowPolicy` that drawing needs.
+        SpecError: the policy lacks a part of `FlowPolicy`.
+        RecordError: the process is none.
     """
-    require_policy(policy, "latent_shape")
     ask = guided(policy, process.guidance)
 
+    @checked
     def rollout(
         params: Any,
         prompts: FlowPrompts,
@@ -63,7 +67,8 @@ def flow_sampler(policy: FlowPolicy, process: Process) -> Callable[..., Trajecto
 
         Raises:
             SpecError: levels or steps do not fit the schedule or the dynamics.
-            DataError: there is no prompt, or two share an id.
+            DataError: there is no prompt, two share an id, or a mask or what is begun near has another shape.
+            RecordError: an argument is of another type.
         """
         noisy = _noisy_steps(process, schedule, levels)
         kept = places(noisy if keep is None else keep, schedule.steps)
@@ -72,7 +77,7 @@ def flow_sampler(policy: FlowPolicy, process: Process) -> Callable[..., Trajecto
         owner = place // samples
         ids = prompts.ids[owner] * samples + place % samples
         conditions = tree.map(lambda x: x[owner], prompts.conditions)
-        mask = None if prompts.mask is None else prompts.mask[owner]
+        mask = None if prompts.mask is None else _masks(prompts.mask, policy.latent_shape)[owner]
         tape = _Tape(kept=kept, noisy=noisy)
         memory = Memory()
         with torch.no_grad():
@@ -116,6 +121,12 @@ def _noised(begin: torch.Tensor, noise: torch.Tensor, schedule: Schedule) -> tor
         raise DataError(f"the latents to begin near must be {list(noise.shape)}, received {list(begin.shape)}")
     level = schedule.sigmas[0].to(noise.device)
     return (1 - level) * begin.to(noise) + level * noise
+
+
+def _masks(mask: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    if mask.dtype != torch.bool or mask.shape[1:] != shape:
+        raise DataError(f"a mask of latents must be bool {['B', *shape]}, received {shown(mask)}")
+    return mask
 
 
 @attrs.frozen(kw_only=True)
@@ -163,16 +174,13 @@ def _table(stored: tuple[int, ...], length: int) -> tuple[int, ...]:
 
 
 def _noisy_steps(process: Process, schedule: Schedule, levels: torch.Tensor) -> tuple[int, ...]:
-    if not isinstance(schedule, Schedule):
-        raise SpecError(
-            f"the schedule is {shown(schedule)}; it must be a Schedule, as flow_match(steps) makes one, or scheduled(levels) "
-            f"of levels of one's own"
-        )
     if levels.shape != schedule.timesteps.shape:
         raise SpecError(
             f"a schedule of {schedule.steps} steps needs {schedule.steps} noise levels, received {tuple(levels.shape)}"
         )
     etas = levels.tolist()
+    if not all(0 <= eta < math.inf for eta in etas):
+        raise SpecError(f"noise levels are finite and at least 0, received {etas}")
     noisy = tuple(step for step, eta in enumerate(etas) if eta)
     if process.dynamics == "ode" and noisy:
         raise SpecError(f"the dynamics 'ode' adds no noise, but step {noisy[0]} has level {etas[noisy[0]]}")
@@ -207,7 +215,7 @@ def require_rows(value: Any, count: int) -> None:
         DataError: names the first tensor of another number of rows.
     """
     for path, leaf in tree.leaves_with_path(value):
-        if leaf.shape[:1] != (count,):
+        if not isinstance(leaf, torch.Tensor) or leaf.shape[:1] != (count,):
             raise DataError(
-                f"{path or 'a tensor'} is {shown(leaf)}, but there are {count} ids; give one row for every id"
+                f"{path or 'a tensor'} is {received(leaf)}, but there are {count} ids; give a tensor with one row for every id"
             )

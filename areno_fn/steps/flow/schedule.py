@@ -15,11 +15,14 @@ from typing import TypeVar
 
 import torch
 
+from areno_fn.contracts.calls import checked
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.flow import Interval, Schedule
+from areno_fn.contracts.record import shown
 
 TIMESTEPS = 1000
 TOP = 1 - 1e-5
+_MOST_SHOWN = 8
 
 Levels = TypeVar("Levels", float, torch.Tensor)
 
@@ -42,6 +45,7 @@ def resolution_shift(
     return math.exp(low[1] + slope * (length - low[0]))
 
 
+@checked
 def flow_match(
     steps: int, *, shift: float = 1.0, lowest: float | None = None, terminal: float | None = None
 ) -> Schedule:
@@ -73,6 +77,7 @@ def trained_lowest(shift: float = 1.0) -> float:
     return shifted(1 / TIMESTEPS, shift)
 
 
+@checked
 def late(schedule: Schedule, strength: float) -> Schedule:
     """The last steps of a schedule, for sampling that begins near given latents: `strength` of them, rounded down.
 
@@ -91,8 +96,17 @@ def late(schedule: Schedule, strength: float) -> Schedule:
     return Schedule(sigmas=schedule.sigmas[-left - 1 :], timesteps=schedule.timesteps[-left:])
 
 
+@checked
 def scheduled(levels: torch.Tensor) -> Schedule:
-    """The schedule of falling levels [T] above 0; 0 is put behind them."""
+    """The schedule of falling levels [T] above 0 and at most 1; 0 is put behind them.
+
+    Raises:
+        SpecError: they are no such levels.
+    """
+    falling = levels.ndim == 1 and levels.numel() > 0 and bool((levels[1:] < levels[:-1]).all())
+    if not falling or not 0 < float(levels[-1]) <= float(levels[0]) <= 1:
+        given = levels.tolist() if levels.numel() <= _MOST_SHOWN else shown(levels)
+        raise SpecError(f"a schedule has falling noise levels [T], at most 1 and above 0, received {given}")
     sigmas = torch.cat([levels.double(), levels.new_zeros(1, dtype=torch.float64)]).float()
     return Schedule(sigmas=sigmas, timesteps=sigmas[:-1] * TIMESTEPS)
 

@@ -9,17 +9,19 @@ import torch
 
 from areno_fn import tree
 from areno_fn.contracts.actions import Actions
+from areno_fn.contracts.calls import checked
 from areno_fn.contracts.errors import RecordError
 from areno_fn.contracts.flow import Trajectory, Transition
 from areno_fn.contracts.flow_batch import Denoising, Moves
 from areno_fn.contracts.flow_policy import FlowPolicy
-from areno_fn.contracts.record import replace
+from areno_fn.contracts.record import replace, shown
 from areno_fn.steps.flow.alive import counted_steps
-from areno_fn.steps.flow.guidance import guided
+from areno_fn.steps.flow.guidance import guided, require_policy
 from areno_fn.steps.flow.schedule import intervals, places
 from areno_fn.steps.flow.transition import entropy, log_prob, transition
 
 
+@checked
 def denoising(
     trajectory: Trajectory,
     advantages: torch.Tensor,
@@ -42,12 +44,18 @@ def denoising(
         weight: float32 [B], 1 when omitted.
 
     Raises:
-        RecordError: shapes do not fit, a step was not stored, or steps with and without noise are mixed.
+        RecordError: types or shapes do not fit, a step was not stored, or steps with and without noise are mixed.
     """
+    if micro is not None and micro < 0:
+        raise RecordError(f"micro is the most rows of a micro-batch, received {micro}; leave it out for no limit")
+    if rows is not None and (rows.ndim != 1 or rows.dtype != torch.int64):
+        raise RecordError(f"rows are named by a vector of int64, received {shown(rows)}")
     count = trajectory.ids.shape[0]
     for name, given in (("advantages", advantages), ("weight", weight)):
-        if given is not None and given.shape != (count,):
-            raise RecordError(f"{name} have shape {tuple(given.shape)}, but the trajectory has {count} rows")
+        if given is not None and (given.shape != (count,) or not given.is_floating_point()):
+            raise RecordError(
+                f"{name} is {shown(given)}, but the trajectory has {count} rows; give one floating number for each"
+            )
     scored = [i for i, place in enumerate(trajectory.transition_map) if place >= 0]
     chosen = places(scored if steps is None else steps, trajectory.schedule.steps)
     noisy = {bool(trajectory.levels[step] != 0) for step in chosen}
@@ -61,7 +69,12 @@ def denoising(
 
 
 def act_flow(policy: FlowPolicy) -> Callable[[Any, Denoising], Actions]:
-    """The stage `(params, Denoising) -> Actions`, which every policy-gradient loss of tokens takes too."""
+    """The stage `(params, Denoising) -> Actions`, which every policy-gradient loss of tokens takes too.
+
+    Raises:
+        SpecError: it is no `FlowPolicy`.
+    """
+    require_policy(policy)
 
     def stage(params: Any, batch: Denoising) -> Actions:
         batch = counted_steps(batch)
@@ -71,7 +84,12 @@ def act_flow(policy: FlowPolicy) -> Callable[[Any, Denoising], Actions]:
 
 
 def move(policy: FlowPolicy) -> Callable[[Any, Denoising], Moves]:
-    """The stage `(params, Denoising) -> Moves`, for losses that also compare transitions."""
+    """The stage `(params, Denoising) -> Moves`, for losses that also compare transitions.
+
+    Raises:
+        SpecError: it is no `FlowPolicy`.
+    """
+    require_policy(policy)
 
     def stage(params: Any, batch: Denoising) -> Moves:
         batch = counted_steps(batch)

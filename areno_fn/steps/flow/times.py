@@ -8,6 +8,7 @@ import attrs
 import torch
 
 from areno_fn import random
+from areno_fn.contracts.calls import require_types
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.flow import Schedule
 from areno_fn.contracts.key import GOLDEN, Key
@@ -42,6 +43,7 @@ class Times:
     spread: bool = True
 
     def __attrs_post_init__(self) -> None:
+        require_types(self)
         if self.kind not in _QUANTILES:
             raise SpecError(f"times {self.kind!r} do not exist; choose one of {', '.join(_QUANTILES)}")
         if not (0 <= self.low < self.high <= 1 and self.std > 0 and self.shift > 0):
@@ -69,6 +71,7 @@ class Grid:
     spread: bool = True
 
     def __attrs_post_init__(self) -> None:
+        require_types(self)
         if not places(self.steps, self.schedule.steps):
             raise SpecError("a grid of levels needs at least one step")
 

@@ -14,6 +14,7 @@ import math
 
 import torch
 
+from areno_fn.contracts.calls import checked
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.flow import Schedule
 from areno_fn.contracts.record import record
@@ -36,6 +37,7 @@ class Memory:
     clean: tuple[torch.Tensor, ...] = ()
 
 
+@checked
 def unipc_schedule(steps: int, *, shift: float = 1.0) -> Schedule:
     """The levels of diffusers' UniPCMultistepScheduler with flow sigmas: the first a little below 1, whole timesteps.
 

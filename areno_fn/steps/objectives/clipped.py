@@ -7,11 +7,13 @@ from collections.abc import Callable
 import torch
 
 from areno_fn.contracts.actions import Actions, Sums
+from areno_fn.contracts.calls import checked
 from areno_fn.steps.objectives.separable import separable
 from areno_fn.steps.objectives.surrogate import Bounds, Units, counted, surrogate
 from areno_fn.steps.reduce import aggregate, check_aggregation
 
 
+@checked
 def clipped(
     low: float = 0.2,
     high: float = 0.2,

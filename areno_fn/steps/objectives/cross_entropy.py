@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from areno_fn.contracts.actions import Scores, Sums
+from areno_fn.contracts.calls import checked
 from areno_fn.steps.objectives.separable import separable
 from areno_fn.steps.reduce import aggregate, check_aggregation, count_of, masked, mean_of
 
 
+@checked
 def cross_entropy(aggregation: str = "token_mean", constant: float | None = None) -> Callable[[Scores], Sums]:
     """The stage `Scores -> Sums` of -logp: with "token_mean", -sum(w logp) / sum(w).
 

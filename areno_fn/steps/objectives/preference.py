@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from areno_fn.contracts.actions import Comparisons, Sums
+from areno_fn.contracts.calls import checked
 from areno_fn.contracts.errors import RecordError, SpecError
 from areno_fn.contracts.spec import PreferenceLoss
 from areno_fn.steps.reduce import aggregate, count_of, divide, masked, mean_of
@@ -16,6 +17,7 @@ from areno_fn.steps.reduce import aggregate, count_of, divide, masked, mean_of
 LOSSES: tuple[str, ...] = get_args(PreferenceLoss)
 
 
+@checked
 def preference(
     beta: float = 0.1, *, loss: str = "sigmoid", label_smoothing: float = 0.0
 ) -> Callable[[Comparisons], Sums]:

@@ -7,10 +7,12 @@ from collections.abc import Callable
 import torch
 
 from areno_fn.contracts.actions import Actions, Sums
+from areno_fn.contracts.calls import checked
 from areno_fn.steps.objectives.surrogate import Bounds, Units, counted, surrogate
 from areno_fn.steps.reduce import aggregate, divide
 
 
+@checked
 def sequence_clipped(
     low: float = 3e-4,
     high: float = 4e-4,

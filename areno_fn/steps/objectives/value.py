@@ -7,10 +7,12 @@ from collections.abc import Callable
 import torch
 
 from areno_fn.contracts.actions import Estimates, Sums
+from areno_fn.contracts.calls import checked
 from areno_fn.contracts.errors import RecordError, SpecError
 from areno_fn.steps.reduce import aggregate, check_aggregation, count_of, masked, mean_of
 
 
+@checked
 def value_clipped(
     clip: float = 0.5, *, coef: float = 0.5, aggregation: str = "token_mean", constant: float | None = None
 ) -> Callable[[Estimates], Sums]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from areno_fn.contracts.calls import checked
 from areno_fn.contracts.optim import Optimizer, Transform
 from areno_fn.contracts.spec import AdamWSpec
 from areno_fn.steps.optimizers.adam import scale_by_adam
@@ -14,6 +15,7 @@ from areno_fn.steps.optimizers.orthogonal import Placements
 from areno_fn.steps.schedules import learning_rate
 
 
+@checked
 def adamw(spec: AdamWSpec, total_steps: int, placements: Placements | None = None) -> Optimizer:
     """The optimizer of a specification.
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from areno_fn.contracts.actions import Actions, Sums
+from areno_fn.contracts.calls import checked
 from areno_fn.contracts.errors import RecordError, SpecError
 from areno_fn.contracts.flow import Transition
 from areno_fn.contracts.flow_batch import Moves
@@ -47,6 +48,7 @@ def apart(moves: Moves, other: Transition, space: str, over: str = "mean") -> to
     return distance / (2 * moves.now.std.square()) if space == "gaussian" else distance
 
 
+@checked
 def flow_grpo(
     low: float = 1e-4, high: float = 1e-4, *, kl_coef: float = 0.0, kl_space: str = "velocity"
 ) -> Callable[[Moves], Sums]:
@@ -74,6 +76,7 @@ def flow_grpo(
     return stage
 
 
+@checked
 def grpo_guard(
     low: float = 1e-4,
     high: float = 1e-4,
@@ -112,6 +115,7 @@ def grpo_guard(
     return stage
 
 
+@checked
 def dppo(
     threshold: float = 1e-6,
     *,
@@ -166,6 +170,7 @@ def dppo(
     return stage
 
 
+@checked
 def distilled(space: str = "velocity", *, normalised: bool = False) -> Callable[[Moves], Sums]:
     r"""The stage `Moves -> Sums` of on-policy distillation (arXiv 2605.15055): the distance from a teacher's transitions.
 

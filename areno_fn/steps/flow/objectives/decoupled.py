@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from areno_fn.contracts.actions import Actions, Sums
+from areno_fn.contracts.calls import checked
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.flow_batch import Noised, Velocities
 from areno_fn.steps.flow.latents import along, over_latent
@@ -34,6 +35,7 @@ AWM_WEIGHTINGS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] 
 """What stands for minus a log-probability, by the mean squared velocity error and the level."""
 
 
+@checked
 def diffusion_nft(
     beta: float = 1.0, *, max_advantage: float = 5.0, adaptive: bool = True, kl_coef: float = 0.0
 ) -> Callable[[Velocities], Sums]:
@@ -70,6 +72,7 @@ def diffusion_nft(
     return stage
 
 
+@checked
 def advantage_weighted(
     weighting: str = "uniform",
     low: float = 1e-4,
@@ -137,6 +140,7 @@ def advantage_weighted(
     return stage
 
 
+@checked
 def centred_reward(
     beta: float = 1.0,
     *,

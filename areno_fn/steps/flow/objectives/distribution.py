@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from areno_fn.contracts.actions import Sums
+from areno_fn.contracts.calls import checked
 from areno_fn.contracts.errors import RecordError, SpecError
 from areno_fn.contracts.flow_match import Matched
 from areno_fn.contracts.record import replace
@@ -37,6 +38,7 @@ def dmd2() -> Callable[[Matched], Sums]:
     return stage
 
 
+@checked
 def trajectory_matching(*, huber: float = 1e-3) -> Callable[[Matched], Sums]:
     r"""The stage `Matched -> Sums` of the generator of TDM (arXiv 2503.06674).
 
@@ -58,6 +60,7 @@ def trajectory_matching(*, huber: float = 1e-3) -> Callable[[Matched], Sums]:
     return stage
 
 
+@checked
 def rewarded_matching(
     *, mixture: float = 0.3, guidance_reward: float = 4.5, huber: float = 1e-3
 ) -> Callable[[Matched], Sums]:

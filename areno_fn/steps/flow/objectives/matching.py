@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from areno_fn.contracts.actions import Sums
+from areno_fn.contracts.calls import checked
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.flow_batch import Velocities
 from areno_fn.steps.flow.objectives.terms import seen, squared_error, summed
@@ -21,6 +22,7 @@ WEIGHTINGS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 """What a squared velocity error is multiplied by at a level sigma."""
 
 
+@checked
 def velocity_matching(weighting: str = "velocity", *, snr_cap: float = 0.0) -> Callable[[Velocities], Sums]:
     r"""The stage `Velocities -> Sums` of w(sigma) mean (v - (eps - x0))^2, one term a row.
 

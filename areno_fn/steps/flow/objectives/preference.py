@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from areno_fn.contracts.actions import Sums
+from areno_fn.contracts.calls import checked
 from areno_fn.contracts.errors import RecordError, SpecError
 from areno_fn.contracts.flow_batch import Noised, Velocities
 from areno_fn.steps.flow.objectives.terms import (
@@ -23,6 +24,7 @@ from areno_fn.steps.objectives.kl import bounded
 from areno_fn.steps.reduce import mean_of
 
 
+@checked
 def diffusion_dpo(beta: float = 2000.0) -> Callable[[Velocities], Sums]:
     r"""The stage `Velocities -> Sums` of Diffusion-DPO (arXiv 2311.12908), one term a pair.
 
@@ -84,6 +86,7 @@ def best_and_worst(advantages: torch.Tensor, groups: torch.Tensor) -> torch.Tens
     return torch.tensor(pairs, dtype=torch.int64, device=groups.device)
 
 
+@checked
 def group_preference(
     beta: float = 100.0,
     *,
