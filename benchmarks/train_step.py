@@ -106,6 +106,7 @@ def main() -> None:
         if options.seconds and time.perf_counter() - begin > options.seconds:
             print(f"{case.label} {case.precision} {case.shape}: not run, {options.seconds} s are over")
             continue
+        print(f"  {case.label} {case.precision} {case.shape} begins at {time.perf_counter() - begin:.0f} s", flush=True)
         lines.append(attrs.asdict(case) | {"is_own": case.is_own} | _line(case, options, device, dtype, rate))
         if options.json:
             with open(options.json, "w") as file:

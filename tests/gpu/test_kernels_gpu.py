@@ -54,6 +54,8 @@ KERNELS = [
 ]
 TRACED = [kernel for kernel in KERNELS if kernel.name != "linear_token_loss"]
 """A function that is an argument has no place in a graph."""
+LOW = ("ordered_linear",)
+"""Kernels that a GPU has for 16 bits alone."""
 HOT = [pytest.param(k, c, id=f"{k.name}-{'x'.join(map(str, c.sizes))}-{c.variant}") for k in KERNELS for c in k.hot]
 
 every_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
@@ -167,7 +169,8 @@ def test_the_host_never_waits(kernel: Cases) -> None:
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.filterwarnings("ignore")
 def test_gradients_compile_whole(kernel: Cases, backend: str) -> None:
-    arguments = kernel.build(small(kernel, dtype=torch.float32), DEVICE)
+    dtype = torch.bfloat16 if kernel.name in LOW else torch.float32
+    arguments = kernel.build(small(kernel, dtype=dtype), DEVICE)
     moving = tuple(moving_tensors(arguments))
     loss = summed(kernel, arguments)
     want = value_and_grad(loss)(moving)
@@ -181,7 +184,8 @@ def test_gradients_compile_whole(kernel: Cases, backend: str) -> None:
 
 def close(got: Any, want: Any) -> None:
     for a, b in zip(tree.leaves(got), tree.leaves(want), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+        near = 1e-5 if a.dtype == torch.float32 else 2e-2  # a sine's cotangent is rounded in another place
+        torch.testing.assert_close(a, b, rtol=near, atol=near)
 
 
 @every_kernel
