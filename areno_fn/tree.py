@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.utils._pytree as pytree
 
-from areno_fn.contracts.record import field_names, is_record
+from areno_fn.contracts.record import children_of, field_names, is_record
 from areno_fn.contracts.treepath import dotted, named_leaves
 
 T = TypeVar("T")
@@ -38,6 +38,35 @@ def map(function: Callable[..., Any], tree: T, *rest: Any) -> T:
 def leaves(tree: Tree) -> list[Any]:
     """The leaves, in a fixed order."""
     return pytree.tree_leaves(tree)
+
+
+def nodes(tree: Tree) -> list[Any]:
+    """Every container and every leaf, parents first, in a fixed order.
+
+    Two trees whose nodes are the same objects are one tree, static fields included. This takes a fraction of the time
+    that a comparison of structures takes.
+    """
+    found: list[Any] = []
+    _visit(tree, found)
+    return found
+
+
+def _visit(tree: Tree, found: list[Any]) -> None:
+    found.append(tree)
+    kind = type(tree)
+    if kind is torch.Tensor:
+        return
+    children: Iterable[Any] = ()
+    if kind is dict:
+        children = tree.values()
+    elif kind is tuple or kind is list:
+        children = tree
+    elif is_record(tree):
+        children = children_of(tree)
+    elif not pytree.tree_is_leaf(tree):
+        children = pytree.tree_flatten(tree, is_leaf=lambda x, top=tree: x is not top)[0]
+    for child in children:
+        _visit(child, found)
 
 
 def leaves_with_path(tree: Tree) -> list[tuple[str, Any]]:

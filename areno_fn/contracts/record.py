@@ -33,6 +33,7 @@ from areno_fn.contracts.errors import DonatedError, RecordError
 T = TypeVar("T")
 
 _STATIC = "areno_fn.static"
+_DYNAMIC = "__areno_dynamic__"
 _MISSING: Any = object()
 _donated: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
@@ -94,6 +95,11 @@ def static_names(value: object) -> tuple[str, ...]:
     """The names of a record's static fields in declaration order."""
     field_names(value)
     return tuple(f.name for f in attrs.fields(type(value)) if _STATIC in f.metadata)  # type: ignore[arg-type]
+
+
+def children_of(value: object) -> list[Any]:
+    """The dynamic fields of a record that are not None, in declaration order."""
+    return [item for name in getattr(type(value), _DYNAMIC) if (item := getattr(value, name)) is not None]
 
 
 def donate(value: T) -> T:
@@ -220,6 +226,7 @@ def _register(cls: type, dynamic: tuple[str, ...], fixed: tuple[str, ...]) -> No
         return self
 
     setattr(cls, "__areno_record__", True)
+    setattr(cls, _DYNAMIC, dynamic)
     pytree.register_pytree_node(
         cls,
         flatten,

@@ -18,7 +18,7 @@ from areno_fn.contracts.record import donate as donated
 from areno_fn.contracts.record import replace
 from areno_fn.contracts.state import TrainState
 from areno_fn.steps.capture import captured
-from areno_fn.steps.donation import require_alone
+from areno_fn.steps.donation import Alone
 from areno_fn.steps.joins import Ends, Stage, ends, fits, join, show, stage_name
 from areno_fn.steps.objectives.separable import is_separable
 from areno_fn.steps.reduce import add_sums, finish, reduce_sums
@@ -239,6 +239,7 @@ def train_step(
         return (params, optim), (sums, stats)
 
     moving = captured(move) if capture else move
+    require_alone = Alone()
 
     def step(state: TrainState, batches: Sequence[Any]) -> tuple[TrainState, Metrics]:
         if not isinstance(state, TrainState):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,6 +12,31 @@ from areno_fn import tree
 from areno_fn.contracts.errors import RecordError
 from areno_fn.contracts.memory import one_place_each, overlaps, place
 from areno_fn.contracts.state import TrainState
+
+
+class Alone:
+    """`require_alone`, which does not look again at the tensors that it let pass last.
+
+    It does not keep them alive. The memory of a tensor is believed to stay what it was.
+    """
+
+    def __init__(self) -> None:
+        self._passed: list[list[weakref.ref[torch.Tensor]]] = []
+
+    def __call__(self, state: TrainState, role: str) -> None:
+        """Refuses what `require_alone` refuses."""
+        own = (state.params[role], state.optim[role])
+        parts = [
+            [node for node in tree.nodes(part) if isinstance(node, torch.Tensor)]
+            for part in (own, *_others(state, role))
+        ]
+        if [len(part) for part in parts] != [len(part) for part in self._passed] or not all(
+            known() is leaf
+            for passed, part in zip(self._passed, parts, strict=True)
+            for known, leaf in zip(passed, part, strict=True)
+        ):
+            require_alone(state, role)
+            self._passed = [[weakref.ref(leaf) for leaf in part] for part in parts]
 
 
 def require_alone(state: TrainState, role: str) -> None:
@@ -32,16 +58,18 @@ def require_alone(state: TrainState, role: str) -> None:
     mine = {_storage(leaf) for leaf in leaves}
     if len(mine) < len(leaves):
         _refuse_overlap(own)
-    others = {
-        "params": {name: tree for name, tree in state.params.items() if name != role},
-        "optim": {name: tree for name, tree in state.optim.items() if name != role},
-        "snapshots": state.snapshots,
-    }
+    others = dict(zip(("params", "optim", "snapshots"), _others(state, role), strict=True))
     if not mine.isdisjoint(_storage(leaf) for leaf in _tensors(others)):
         first, second = _shared(own, others)
         raise RecordError(
             f"{first} and {second} share memory, and {role!r} is updated in place; put a copy there, as snapshot(params) makes it"
         )
+
+
+def _others(state: TrainState, role: str) -> tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]:
+    """Parameters and moments of other roles, and snapshots."""
+    params, optim = ({name: own for name, own in all_.items() if name != role} for all_ in (state.params, state.optim))
+    return params, optim, state.snapshots
 
 
 def _tensors(value: Mapping[str, Any]) -> Iterator[torch.Tensor]:

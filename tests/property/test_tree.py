@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections import OrderedDict
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -20,6 +21,11 @@ class Pair:
     left: Any
     right: Any = None
     name: str = static(default="pair")
+
+
+class Named(NamedTuple):
+    first: Any
+    rest: list[Any]
 
 
 def test_map_of_the_identity_is_the_identity_and_maps_compose() -> None:
@@ -41,6 +47,21 @@ def test_paths_leaves_and_unflatten_agree(value: Any) -> None:
     seen: list[str] = []
     mapped = tree.map_with_path(lambda path, leaf: (seen.append(path), leaf)[1], value)
     assert seen == [path for path, _ in with_paths] and tree.equal(mapped, value)
+
+
+@given(strategies.trees())
+def test_nodes_hold_every_leaf_in_the_order_of_leaves_and_their_containers(value: Any) -> None:
+    for whole in (value, OrderedDict(a=value), Pair(left=value, name="other"), Named(value, [value])):
+        nodes = tree.nodes(whole)
+        assert nodes[0] is whole
+        found = [node for node in nodes if isinstance(node, torch.Tensor)]
+        assert all(a is b for a, b in zip(found, tree.leaves(whole), strict=True))
+
+
+def test_nodes_tell_records_of_one_leaf_apart_by_what_is_static() -> None:
+    leaf = torch.ones(2)
+    one, other = Pair(left=leaf, name="one"), Pair(left=leaf, name="other")
+    assert tree.nodes(one)[1] is tree.nodes(other)[1] and tree.nodes(one)[0] is not tree.nodes(other)[0]
 
 
 @given(strategies.trees(), st.integers(0, 3))

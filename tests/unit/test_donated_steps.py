@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import flow_recipe_toys
@@ -39,6 +40,7 @@ from areno_fn.contracts.spec import (
 )
 from areno_fn.contracts.state import Counters, Cursor, TrainState
 from areno_fn.steps.compose import train_step
+from areno_fn.steps.donation import Alone
 from areno_fn.steps.optimizers import optimizer
 from areno_fn.steps.variants import averaging, followed, snapshot
 from areno_fn.testing import laws
@@ -260,3 +262,30 @@ def test_an_average_follows_a_role_that_moves_where_it_stands() -> None:
             state, _ = update(state, batches(number + 1))
         ends.append(state)
     assert tree.equal(*ends)
+
+
+@pytest.mark.parametrize("where", ["snapshots", "params", "optim", "frozen"])
+def test_what_was_let_pass_is_looked_at_again_where_a_tensor_is_another(where: str) -> None:
+    moved = OPTIMIZERS["adamw"]
+    alone, state = Alone(), started(moved)
+    alone(state, "actor")
+    alone(state, "actor")
+    own = state.params["actor"]["w"]
+    aliased = {
+        "snapshots": {"snapshots": {"reference": {**state.snapshots["reference"], "w": own.detach()}}},
+        "params": {"params": {**state.params, "actor": {"w": own, "b": own[0]}}},
+        "optim": {"optim": {"actor": {"w": own}}},
+        "frozen": {"params": {**state.params, "frozen": {"w": own[:1]}}},
+    }[where]
+    with pytest.raises(RecordError, match="share memory|are one tensor"):
+        alone(replace(state, **aliased), "actor")
+    alone(state, "actor")
+
+
+def test_what_was_let_pass_is_not_kept_alive() -> None:
+    alone, state = Alone(), started(OPTIMIZERS["adamw"])
+    alone(state, "actor")
+    leaf = weakref.ref(state.snapshots["reference"]["w"])
+    state = replace(state, snapshots={})
+    assert leaf() is None
+    alone(state, "actor")
