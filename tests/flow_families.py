@@ -257,13 +257,15 @@ def described(pipeline: Any) -> Pipeline:
     )
 
 
-def made(class_name: str, size: Size, *, scale: float = 0.0, parts: Mapping[str, Any], **rest: Any) -> Tiny:
+def made(
+    class_name: str, size: Size, *, scale: float = 0.0, second: float = 0.0, parts: Mapping[str, Any], **rest: Any
+) -> Tiny:
     """The pipeline of some parts; `rest` is of `Tiny`."""
     pipeline = getattr(diffusers, class_name)(**parts)
     pipeline.set_progress_bar_config(disable=True)
     given = described(pipeline)
     family = pipeline_family(class_name)
-    adapter = family.adapter(given, Setting(size=size, guidance=scale))
+    adapter = family.adapter(given, Setting(size=size, guidance=scale, guidance_2=second))
     return Tiny(theirs=pipeline, family=family, adapter=adapter, **rest)
 
 
@@ -346,11 +348,12 @@ def _wan_parts(variant: str, **changes: Any) -> dict[str, Any]:
     return parts | {"text_encoder": umt5(10), "tokenizer": tokenizer()}
 
 
-def wan(*, experts: int = 1, expand: bool = False) -> Tiny:
+def wan(*, experts: int = 1, expand: bool = False, second: float = 0.0) -> Tiny:
     parts = _wan_parts("text to video") | {"expand_timesteps": expand}
     if experts == 2:
         parts |= {"transformer_2": transformer("wan", "text to video", 7), "boundary_ratio": 0.875}
-    return made("WanPipeline", VIDEO, parts=parts, call={"guidance_scale": 3.0}, guidance=3.0)
+    call = {"guidance_scale": 3.0} | ({"guidance_scale_2": second} if second else {})
+    return made("WanPipeline", VIDEO, parts=parts, call=call, guidance=3.0, second=second)
 
 
 def wan_unipc() -> Tiny:
@@ -441,6 +444,7 @@ FAMILIES: dict[str, Callable[[], Tiny]] = {
     "Wan 2.1 with a picture": lambda: wan_picture("image to video"),
     "Wan 2.1 between two pictures": lambda: wan_picture("first and last frame to video", images=2),
     "Wan 2.2 A14B": lambda: wan(experts=2),
+    "Wan 2.2 A14B of two guidances": lambda: wan(experts=2, second=2.0),
     "Wan 2.2 A14B between two pictures": lambda: wan_picture("image in the channels", images=2),
     "Wan 2.2 5B": lambda: wan(expand=True),
     "Wan 2.2 5B with a picture": lambda: wan_picture("text to video"),

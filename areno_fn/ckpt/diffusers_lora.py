@@ -19,6 +19,9 @@ from areno_fn.contracts.errors import CheckpointError
 DIFFUSERS = "pytorch_lora_weights.safetensors"
 """The name that diffusers looks for first."""
 
+LOADED_INTO = "transformer"
+"""What keys begin with of whichever transformer: diffusers loads the file of a second one with load_into_transformer_2."""
+
 _SAID = "lora_adapter_metadata"
 _PEFT = "base_model.model."
 

@@ -1,4 +1,4 @@
-"""Writing a pipeline folder: one part that was trained, and everything else as it stands in the source."""
+"""Writing a pipeline folder: the parts that were trained, and everything else as it stands in the source."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ _PIECE = 16 << 20
 
 
 def save_pipeline(
-    out: str | Path, source: Path, trained: str, parts: Mapping[str, Path], write: Callable[[Path], object]
+    out: str | Path, source: Path, parts: Mapping[str, Path], trained: Mapping[str, Callable[[Path], object]]
 ) -> Path:
     """Writes a folder that diffusers reads as a pipeline. It appears whole, or the old one stays.
 
     Args:
         out: the folder. One that is there is replaced, if it holds nothing but what such a folder holds.
         source: the pipeline's folder, whose model_index.json and licence are carried over.
-        trained: the name of the trained part.
-        parts: where every other part lies; all of its files are copied.
-        write: writes the trained part into the folder that it is given.
+        parts: where every part lies that was not trained; all of its files are copied.
+        trained: of every trained part, what writes it into the folder that it is given.
 
     Returns:
         The folder.
@@ -35,13 +34,14 @@ def save_pipeline(
     """
     beside = [name for name in sorted(os.listdir(source)) if name.upper().startswith(_BESIDE)]
     beside = [INDEX, *(name for name in beside if (source / name).is_file())]
-    _require_replaceable(destination(out), {*beside, *parts, trained})
+    _require_replaceable(destination(out), {*beside, *parts, *trained})
     with atomic.folder(Path(out)) as scratch:
         for name in beside:
             _copy(member(source, name), scratch / name)
         for name, folder in parts.items():
             _copy_folder(source, folder, scratch / name)
-        write(scratch / trained)
+        for name, write in trained.items():
+            write(scratch / name)
     return Path(out)
 
 

@@ -46,11 +46,15 @@ class Setting:
         size: of what is made, one that the contract admits.
         guidance: the scale that a model with embedded guidance is told; read by no other.
         compiled: whether the blocks of the module are compiled.
+        guidance_2: of the second of two transformers, where there is guidance; 0: as of the first.
+        trained: the transformers that are trained; none: all.
     """
 
     size: Size
     guidance: float = 0.0
     compiled: bool = False
+    guidance_2: float = 0.0
+    trained: tuple[str, ...] = ()
 
 
 @attrs.frozen(kw_only=True)
@@ -63,6 +67,8 @@ class NoiseLevels:
         lowest: where the even grid ends before it is shifted; None: at 1 / steps.
         terminal: the last level before 0, to which the grid is stretched; None leaves it.
         solver: the method.
+        low, high: what is trained is asked at the levels from `low` up and below `high`, or up to it where it is 1; a part that
+            stays frozen is asked at the others.
     """
 
     shift: float = 1.0
@@ -70,10 +76,17 @@ class NoiseLevels:
     lowest: float | None = None
     terminal: float | None = None
     solver: Solver = "euler"
+    low: float = 0.0
+    high: float = 1.0
 
     def shift_of(self, steps: int) -> float:
         """The shift of a schedule of so many steps."""
         return float(self.shift * self.growth**steps)
+
+    def trains_at(self, timestep: torch.Tensor) -> torch.Tensor:
+        """Whether what is trained is asked at timesteps float32 [T], 1000 times a noise level; bool [T]."""
+        below = timestep < self.high * 1000 if self.high < 1 else torch.ones_like(timestep, dtype=torch.bool)
+        return (timestep >= self.low * 1000) & below
 
 
 EVEN = NoiseLevels()
@@ -124,7 +137,8 @@ class OutputCodec(Protocol):
 class FlowAdapter(FlowPolicy, ConditionPreparer, OutputCodec, Protocol):
     """A pipeline as functions, for one checkpoint and one size of what it makes.
 
-    Its parameters are those of the component that is trained, `{name: tensor}` by the names in the file. Encoding and
+    Its parameters are those of the component that is trained, `{name: tensor}` by the names in the file; of several
+    components, which its contract names, every name begins with that of its own, as "transformer_2.". Encoding and
     decoding use frozen parts, which are given, and draw nothing: a result is a function of the parts and the request.
     """
 

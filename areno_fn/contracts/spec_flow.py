@@ -40,15 +40,20 @@ class PipelineSpec(Spec, frozen=True, kw_only=True):
     Sizes are exact, and those of the model where they are 0. `guidance` is the scale that a model with embedded guidance is
     told (0: as its family is used); classifier-free guidance is that of the denoising. `dtype` is that of the frozen parts
     in memory. `parts` are other folders, by the component that each takes the place of.
+
+    Of a model with two transformers, such as Wan 2.2 A14B, `trained` names those that are trained, by component; the others
+    stay as they are, and are asked at their noise levels. Where there is guidance, `guidance_2` is that of the second one.
     """
 
     height: Natural = 0
     width: Natural = 0
     frames: Natural = 0
     guidance: Rate = 0.0
+    guidance_2: Rate = 0.0
     compile: bool = False
     dtype: Literal["source", "float32", "bfloat16"] = "source"
     parts: dict[str, str] = field(default_factory=dict)
+    trained: list[str] = field(default_factory=list)
 
 
 Steps = Annotated[int, Meta(ge=1, le=1000)]

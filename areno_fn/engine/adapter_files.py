@@ -88,6 +88,11 @@ def save_adapter(folder: Path, config: AdapterConfig, adapters: Adapters, part: 
     return write_adapter(folder, config, tensors, part)
 
 
+def adapter_folder(folder: str | Path, prefix: str) -> str:
+    """Where the adapters lie of modules whose names begin with `prefix`, such as "transformer_2."; empty of all."""
+    return str(Path(folder) / prefix.removesuffix(".")) if prefix else str(folder)
+
+
 def _require_shapes(
     folder: str, stored: Mapping[str, TensorSpec], sites: tuple[Site, ...], config: AdapterConfig
 ) -> None:

@@ -1,6 +1,7 @@
 """The trained model as a Hugging Face folder, and its adapter, if it has one, as a PEFT folder.
 
-The folder of a flow model is that of its transformer in diffusers; one that came from a pipeline is the whole pipeline.
+The folder of a flow model is that of its transformer in diffusers; one that came from a pipeline is the whole pipeline. Of
+several transformers each has a folder of its name, and so have their adapters.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ from typing import Any
 import torch
 
 from areno_fn.ckpt import hf
+from areno_fn.ckpt.diffusers_lora import LOADED_INTO
 from areno_fn.ckpt.pipeline_save import save_pipeline
 from areno_fn.contracts.spec import HFTokenizer
 from areno_fn.contracts.state import TrainState
-from areno_fn.engine.adapter_files import save_adapter
+from areno_fn.engine.adapter_files import adapter_folder, save_adapter
 from areno_fn.engine.finetune import LoraPlan
 from areno_fn.engine.plan import Plan
 from areno_fn.engine.tokenizer_files import PATTERNS, tokenizer_files
+from areno_fn.engine.weights import Weights, own_part
+from areno_fn.models.adapters import Adapters
 from areno_fn.steps.optimizers.master import in_full
 from areno_fn.steps.recipes import ACTOR, CRITIC
 from areno_fn.world import tokenizer_export
@@ -62,35 +66,61 @@ def exports_average(plan: Plan) -> bool:
 
 
 def _export_actor(plan: Plan, params: Mapping[str, Any], folder: Path, ending: str = "") -> Path:
-    own = _tokenizer_files(plan)
     target, pipeline = folder.with_name(folder.name + ending), plan.model.pipeline
     if isinstance(plan.finetune, LoraPlan):
-        part = None if pipeline is None else pipeline.family.trained
-        save_adapter(folder.with_name(ADAPTER + ending), plan.finetune.config, params[ACTOR], part)
+        _export_adapters(plan.finetune, params[ACTOR], folder.with_name(ADAPTER + ending))
     merged = plan.finetune.merged(params, partial(_written_dtype, plan))
     if pipeline is None:
-        return _write_model(plan, merged, own, target)
-    others = {name: where for name, where in pipeline.folders.items() if name != pipeline.family.trained}
-    write = partial(_write_model, plan, merged, own)
-    return save_pipeline(target, pipeline.root, pipeline.family.trained, others, write)
+        return _write_model(plan, merged, target)
+    others = {name: where for name, where in pipeline.folders.items() if name not in pipeline.trained}
+    trained = {part.name: partial(_write_part, plan, part, merged) for part in plan.model.weights if part.trained}
+    return save_pipeline(target, pipeline.root, others, trained)
+
+
+def _export_adapters(finetune: LoraPlan, adapters: Adapters, folder: Path) -> None:
+    """Writes a PEFT folder, or one for every transformer of a pipeline that is trained."""
+    part = None if finetune.model.pipeline is None else LOADED_INTO
+    for prefix, config in finetune.configs.items():
+        save_adapter(Path(adapter_folder(folder, prefix)), config, own_part(adapters, prefix), part)
 
 
 def _export_copy(plan: Plan, state: TrainState, role: str, folder: Path) -> Path:
     """Writes a role that began as a copy of the actor, as the actor is written; its adapter is merged only."""
     whole = in_full(state.params[role], state.optim.get(role))
     merged = plan.finetune.merged({**state.params, ACTOR: whole}, partial(_written_dtype, plan))
-    return _write_model(plan, merged, _tokenizer_files(plan), folder)
+    return _write_model(plan, merged, folder)
 
 
-def _write_model(plan: Plan, merged: Any, own: Mapping[str, bytes], folder: Path) -> Path:
-    return hf.save(
+def _write_model(plan: Plan, merged: Any, folder: Path) -> Path:
+    """Writes the folder of a model, or of every transformer of a pipeline that has several."""
+    for part in plan.model.weights:
+        _write_part(plan, part, merged, folder / part.prefix.removesuffix("."))
+    if not plan.model.weights:
+        own = _tokenizer_files(plan)
+        hf.save(
+            folder,
+            merged,
+            plan.model.layout,
+            _with_end_tokens(plan, plan.model.hf_config),
+            naming=plan.model.naming,
+            dtype=plan.spec.export.dtype,
+            shard_bytes=plan.spec.export.shard_bytes,
+            files=own,
+            without=PATTERNS if own else (),
+        )
+    return folder
+
+
+def _write_part(plan: Plan, part: Weights, merged: Any, folder: Path) -> None:
+    own = _tokenizer_files(plan)
+    hf.save(
         folder,
-        merged,
-        plan.model.layout,
-        plan.model.hf_config if plan.model.folder else _with_end_tokens(plan, plan.model.hf_config),
-        naming=None if plan.model.folder else plan.model.naming,
-        source=plan.model.folder,
+        part.own(merged),
+        part.layout,
+        part.config,
+        source=part.folder,
         dtype=plan.spec.export.dtype,
+        left_out=part.left_out,
         shard_bytes=plan.spec.export.shard_bytes,
         files=own,
         without=PATTERNS if own else (),
@@ -114,9 +144,7 @@ def _export_critic(plan: Plan, state: TrainState, folder: Path) -> None:
 
 def _written_dtype(plan: Plan, path: str) -> torch.dtype:
     """The dtype that a parameter will have in the file, so that a merged weight is rounded to it once."""
-    model = plan.model
-    stored = torch.float32 if model.folder is None else model.folder.specs[model.layout.sources_of(path)[0]].dtype
-    return hf.converted(stored or torch.float32, plan.spec.export.dtype)
+    return hf.converted(plan.model.stored(path), plan.spec.export.dtype)
 
 
 def _with_end_tokens(plan: Plan, hf_config: Mapping[str, Any]) -> Mapping[str, Any]:

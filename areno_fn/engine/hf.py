@@ -46,7 +46,7 @@ def save_hf(out: str | Path, params: Any, model: ModelPlan, *, dtype: hf.DtypePo
     """Writes a folder that transformers reads, with everything that the source folder had beside its weights.
 
     Args:
-        out: the folder; it appears whole, or what was there stays.
+        out: the folder; it appears whole, or what was there stays. Of several transformers each has a folder in it.
         params: a parameter tree of the model.
         model: what `load_hf` returned.
         dtype: "source" writes every tensor in the dtype that the source folder has.
@@ -57,4 +57,11 @@ def save_hf(out: str | Path, params: Any, model: ModelPlan, *, dtype: hf.DtypePo
     Raises:
         CheckpointError: the folder cannot be written, or holds something else.
     """
-    return hf.save(out, params, model.layout, model.hf_config, source=model.folder, dtype=dtype)
+    if not model.weights:
+        return hf.save(out, params, model.layout, model.hf_config, dtype=dtype)
+    for part in model.weights:
+        where = Path(out) / part.prefix.removesuffix(".")
+        hf.save(
+            where, part.own(params), part.layout, part.config, source=part.folder, dtype=dtype, left_out=part.left_out
+        )
+    return Path(out)

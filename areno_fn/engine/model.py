@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import attrs
 import torch
 
-from areno_fn import tree
 from areno_fn.ckpt import hf
 from areno_fn.ckpt.naming import DIFFUSERS, TRANSFORMERS, Naming
 from areno_fn.ckpt.pipeline import is_pipeline
@@ -22,14 +21,13 @@ from areno_fn.contracts.placement import Placement
 from areno_fn.contracts.policy import TokenPolicy
 from areno_fn.contracts.spec import HFModel, Medium, RunSpec, ScratchModel
 from areno_fn.engine.pipeline_model import PipelinePlan, plan_pipeline
+from areno_fn.engine.weights import Weights, all_as_loaded, load_all
 from areno_fn.models import FAMILIES, Family, family_of
 from areno_fn.models.flow_families import FLOW_FAMILIES, FlowFamily, flow_family_of
 from areno_fn.models.flow_layouts import FLOW_LAYOUTS
 from areno_fn.models.layouts import LAYOUTS
-from areno_fn.models.pipelines import PipelineFamily
+from areno_fn.models.pipelines import PipelineFamily, prefixes
 from areno_fn.world.tokenizer import declared_eos
-
-T = TypeVar("T")
 
 _HEAD = "lm_head.weight"
 _NORM = "norm.weight"
@@ -42,11 +40,12 @@ class ModelPlan:
 
     Attributes:
         family: its functions: a `Family` of models of text, a `FlowFamily`, or a `PipelineFamily`.
-        config: its configuration, in the family's own type.
-        hf_config: the content of config.json, of the source or made up for a model from scratch.
+        config: its configuration, in the family's own type; of a pipeline those of its transformers, by component.
+        hf_config: the content of config.json, of the source or made up for a model from scratch; those of several
+            transformers by component.
         layout: from the tensors of the file to the parameter tree.
         policy: the model's functions, configuration filled in: a `TokenPolicy` or a `FlowPolicy`.
-        folder: the Hugging Face folder it comes from; None from scratch.
+        weights: the folders it comes from: one, or that of each transformer of a pipeline; none from scratch.
         dtype: what floating parameters become in memory.
         declared_eos: end tokens that the folder's configuration names.
         pipeline: the pipeline that its component belongs to; None of any other model.
@@ -57,10 +56,15 @@ class ModelPlan:
     hf_config: Mapping[str, Any]
     layout: Iso
     policy: TokenPolicy | FlowPolicy
-    folder: hf.HFFolder | None
     dtype: hf.DtypePolicy
+    weights: tuple[Weights, ...] = ()
     declared_eos: tuple[int, ...] = ()
     pipeline: PipelinePlan | None = None
+
+    @property
+    def folder(self) -> hf.HFFolder | None:
+        """The only folder that it comes from; None from scratch, or where there are several."""
+        return self.weights[0].folder if len(self.weights) == 1 else None
 
     @property
     def token_policy(self) -> TokenPolicy:
@@ -98,8 +102,20 @@ class ModelPlan:
 
     @property
     def fixed(self) -> Collection[str]:
-        """The leaves that nothing trains, whatever is trained: stored tables."""
-        return self.family.fixed(self.config) if isinstance(self.family, PipelineFamily) else ()
+        """The leaves that nothing trains, whatever is trained: stored tables, and transformers that stay as they are."""
+        if not isinstance(self.family, PipelineFamily):
+            return ()
+        frozen = tuple(part.prefix for part in self.weights if not part.trained)
+        kept = {leaf for leaf in self.layout.target if frozen and leaf.startswith(frozen)}
+        return self.family.fixed(self.config) | kept
+
+    @property
+    def adaptable(self) -> Iso:
+        """The layout without transformers that stay as they are."""
+        frozen = tuple(part.prefix for part in self.weights if not part.trained)
+        if not frozen:
+            return self.layout
+        return Iso(tuple(part for part in self.layout.parts if not next(iter(part.target)).startswith(frozen)))
 
     @property
     def identity(self) -> Any:
@@ -116,31 +132,22 @@ class ModelPlan:
     def shapes(self) -> Any:
         """The parameter tree as meta tensors, in the dtypes that `load` gives them."""
         shapes = self.family.shapes(self.config)
-        return shapes if self.folder is None else as_loaded(shapes, self.folder, self.layout, self.dtype)
+        return all_as_loaded(self.weights, shapes, self.dtype) if self.weights else shapes
 
     def load(self, key: Key, device: torch.device, progress: hf.Progress | None = None) -> Any:
         """The parameters: read from the folder, or drawn with `key`."""
-        if self.folder is None:
+        if not self.weights:
             assert not isinstance(self.family, PipelineFamily), "a pipeline comes from a folder"
             return self.family.init(self.config, key, device=device)
-        like = self.family.shapes(self.config)
-        return hf.load(self.folder, self.layout, like=like, dtype=self.dtype, device=device, progress=progress)
+        return load_all(self.weights, self.family.shapes(self.config), self.dtype, device, progress)
 
-
-def as_loaded(shapes: T, folder: hf.HFFolder, layout: Iso, policy: hf.DtypePolicy) -> T:
-    """Meta tensors in the dtypes that leaves get when they are read from a folder.
-
-    Args:
-        layout: from the tensors of the folder to the leaves.
-        policy: what floating tensors become.
-    """
-
-    def leaf(path: str, meta: torch.Tensor) -> torch.Tensor:
-        stored = folder.specs[layout.sources_of(path)[0]].dtype or torch.float32
-        return meta.to(hf.converted(stored, policy))
-
-    found: T = tree.map_with_path(leaf, shapes)
-    return found
+    def stored(self, path: str) -> torch.dtype:
+        """The dtype that a leaf has in its file; float32 from scratch."""
+        part = next((part for part in self.weights if path.startswith(part.prefix)), None)
+        if part is None:
+            return torch.float32
+        name = part.layout.sources_of(path.removeprefix(part.prefix))[0]
+        return part.folder.specs[name].dtype or torch.float32
 
 
 def plan_model(spec: RunSpec) -> ModelPlan:
@@ -190,7 +197,6 @@ def from_scratch(spec: ScratchModel) -> ModelPlan:
         hf_config=family.config_to_hf(config),
         layout=family.layout(config, head_in_file=not config.tie_embeddings),
         policy=family.policy(config),
-        folder=None,
         dtype="float32",
     )
 
@@ -226,7 +232,7 @@ def from_folder(spec: HFModel) -> ModelPlan:
         hf_config=hf_config,
         layout=layout,
         policy=family.policy(config),
-        folder=folder,
+        weights=(Weights(folder=folder, layout=layout, config=hf_config),),
         dtype=spec.dtype,
         declared_eos=declared_eos(spec.path),
     )
@@ -250,18 +256,31 @@ def _no_pipeline(path: str) -> str:
 
 def _from_pipeline(spec: HFModel) -> ModelPlan:
     made = plan_pipeline(spec)
-    folder = hf.open_folder(made.root / made.family.trained)
-    config = made.family.config_from_hf(folder.config)
-    layout = made.family.layout(config)
-    hf.require_fit(folder, layout, spec.dtype)
-    require_computable(folder, spec.dtype)
+    kind, before = made.family.transformer, prefixes(made.transformers)
+    configs, weights = {}, []
+    for name in made.transformers:
+        folder = hf.open_folder(made.root / name)
+        configs[name] = kind.config_from_hf(folder.config)
+        part = Weights(
+            folder=folder,
+            layout=kind.layout(configs[name]),
+            config=folder.config,
+            name=name,
+            prefix=before[name],
+            trained=name in made.trained,
+            left_out=kind.left_out,
+        )
+        part.require_fit(spec.dtype)
+        require_computable(folder, spec.dtype)
+        weights.append(part)
+    said = {part.name: part.config for part in weights}
     return ModelPlan(
         family=made.family,
-        config=config,
-        hf_config=folder.config,
-        layout=layout,
+        config=configs,
+        hf_config=said if len(said) > 1 else weights[0].config,
+        layout=made.family.layout(configs),
         policy=made.adapter(),
-        folder=folder,
+        weights=tuple(weights),
         dtype=spec.dtype,
         pipeline=made,
     )
@@ -291,7 +310,7 @@ def _flow_plan(
         hf_config=hf_config,
         layout=family.layout(config),
         policy=family.policy(config),
-        folder=folder,
+        weights=() if folder is None else (Weights(folder=folder, layout=family.layout(config), config=hf_config),),
         dtype=dtype,
     )
 

@@ -24,6 +24,9 @@ from areno_fn.engine.place import at
 from areno_fn.models.picture_codec import require_scales
 from areno_fn.models.pipelines import PipelineFamily, pipeline_family
 
+_LATER = ("guidance_2", "trained")
+"""Settings that older runs do not know, and that are nothing of a run where they are at their default."""
+
 
 @attrs.frozen(kw_only=True)
 class PipelinePlan:
@@ -36,6 +39,7 @@ class PipelinePlan:
         contract: what it takes and makes.
         setting: what a specification says of it.
         components: its parts.
+        transformers: the components that are its parameters, and `trained`, those of them that a run trains.
         dtype: of the frozen ones in memory; None: each file's own.
     """
 
@@ -45,6 +49,8 @@ class PipelinePlan:
     contract: PipelineIOContract
     setting: Setting
     components: Components
+    transformers: tuple[str, ...]
+    trained: tuple[str, ...]
     dtype: torch.dtype | None
 
     @property
@@ -53,7 +59,12 @@ class PipelinePlan:
         byte of the frozen parts that are used.
         """
         configs = {name: dict(config) for name, config in self.pipeline.configs.items()}
-        setting = attrs.asdict(self.setting)
+        unsaid = attrs.asdict(Setting(size=self.setting.size))
+        setting = {
+            name: value
+            for name, value in attrs.asdict(self.setting).items()
+            if name not in _LATER or value != unsaid[name]
+        }
         held = {part.name: content_of_part(self.root / part.folder) for part in self._used()}
         return digest([self.contract.digest, setting, configs, str(self.dtype), held])
 
@@ -121,16 +132,12 @@ def plan_pipeline(spec: HFModel) -> PipelinePlan:
         )
     for name in contract.codec:
         require_scales(pipeline.configs.get(name, {}), f"the {name}'s configuration")
-    trained = [part.name for part in contract.components if part.trained]
-    if len(trained) > 1:
-        raise SpecError(
-            f"{contract.family} trains {' and '.join(trained)}, components: a run trains one; compose its steps by hand, with the "
-            f"adapter of `areno_fn.models.pipelines`"
-        )
-    for name in trained:
+    transformers = tuple(part.name for part in contract.components if part.trained)
+    for name in transformers:
         _require_class(pipeline, name, spec.path)
     with at("pipeline"):
-        setting = _setting(said, contract)
+        trained = _trained(said, transformers, contract)
+        setting = _setting(said, trained if trained != transformers else (), contract)
         components = Components(declared=contract.components, index=pipeline.index, overrides=elsewhere)
         _require_owners(components, spec.path)
     return PipelinePlan(
@@ -140,6 +147,8 @@ def plan_pipeline(spec: HFModel) -> PipelinePlan:
         contract=contract,
         setting=setting,
         components=components,
+        transformers=transformers,
+        trained=trained,
         dtype=None if said.dtype == "source" else getattr(torch, said.dtype),
     )
 
@@ -163,7 +172,19 @@ def _require_owners(components: Components, root: str) -> None:
             raise SpecError(f"{owner[folder]} and {name} would both own {folder}; every physical part has one owner")
 
 
-def _setting(spec: PipelineSpec, contract: PipelineIOContract) -> Setting:
+def _trained(spec: PipelineSpec, transformers: tuple[str, ...], contract: PipelineIOContract) -> tuple[str, ...]:
+    """The transformers that are trained, in the order in which the family declares them."""
+    strange = [name for name in spec.trained if name not in transformers]
+    if strange:
+        raise SpecError(
+            f"trained: {strange[0]!r} is no transformer of this {contract.family}; choose among {' and '.join(transformers)}"
+        )
+    if spec.guidance_2 and len(transformers) < 2:
+        raise SpecError(f"guidance_2: this {contract.family} has one transformer; use the guidance of the denoising")
+    return tuple(name for name in transformers if name in spec.trained or not spec.trained)
+
+
+def _setting(spec: PipelineSpec, trained: tuple[str, ...], contract: PipelineIOContract) -> Setting:
     usual = contract.geometry.default
     size = Size(height=spec.height or usual.height, width=spec.width or usual.width, frames=spec.frames or usual.frames)
     contract.admit_size(size)
@@ -176,4 +197,10 @@ def _setting(spec: PipelineSpec, contract: PipelineIOContract) -> Setting:
         raise SpecError(
             f"guidance: {contract.family} is told no scale, its guidance is {contract.guidance!r}; use that of the denoising"
         )
-    return Setting(size=size, guidance=spec.guidance or contract.guidance_default, compiled=spec.compile)
+    return Setting(
+        size=size,
+        guidance=spec.guidance or contract.guidance_default,
+        compiled=spec.compile,
+        guidance_2=spec.guidance_2,
+        trained=trained,
+    )

@@ -8,7 +8,7 @@ from typing import Any
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.execution import Acquisition
 from areno_fn.contracts.pipeline_io import PipelineIOContract
-from areno_fn.contracts.spec import ClipReward, HttpReward, Levels, Phase, RewardSpec, RunSpec
+from areno_fn.contracts.spec import ClipReward, FlowTaught, HFModel, HttpReward, Levels, Phase, RewardSpec, RunSpec
 
 
 def check_pipeline(spec: RunSpec, contract: PipelineIOContract) -> None:
@@ -18,6 +18,7 @@ def check_pipeline(spec: RunSpec, contract: PipelineIOContract) -> None:
         SpecError: one line per problem, each naming the field, and the clause of the contract.
     """
     problems = [problem for phase in spec.phases for problem in _phase(phase, contract)]
+    problems += [problem for phase in spec.phases for problem in _at_all_levels(spec, phase, contract)]
     if spec.evaluation is not None:
         problems += _rewards(spec.evaluation.rewards, "evaluation", contract)
         problems += _said("evaluation.denoising.guidance", contract.admit_guidance, spec.evaluation.denoising.guidance)
@@ -41,6 +42,17 @@ def _phase(phase: Phase, contract: PipelineIOContract) -> Iterator[str]:
         yield (
             f"{where}.condition_dropout: {contract.family} has no negative prompts, guidance: it is {contract.guidance!r}; "
             f"remove this"
+        )
+
+
+def _at_all_levels(spec: RunSpec, phase: Phase, contract: PipelineIOContract) -> Iterator[str]:
+    """A generator of few steps is trained at all noise levels."""
+    named = spec.model.pipeline.trained if isinstance(spec.model, HFModel) and spec.model.pipeline else []
+    every = [part.name for part in contract.components if part.trained]
+    if isinstance(phase.algorithm, FlowTaught) and named and set(named) != set(every):
+        yield (
+            f"phases.{phase.name}.algorithm: {phase.algorithm.__struct_config__.tag} trains at all noise levels, but "
+            f"model.pipeline.trained leaves some to {' and '.join(name for name in every if name not in named)}; remove that"
         )
 
 

@@ -11,8 +11,9 @@ from areno_fn.ckpt import hf
 from areno_fn.contracts.layout import Iso
 from areno_fn.contracts.policy import TokenPolicy
 from areno_fn.contracts.valued import Valued
-from areno_fn.engine.model import as_loaded, require_computable
+from areno_fn.engine.model import require_computable
 from areno_fn.engine.place import at
+from areno_fn.engine.weights import as_loaded
 from areno_fn.models import Family, valued
 
 

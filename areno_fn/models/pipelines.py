@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -13,7 +13,9 @@ from areno_fn.contracts.flow_adapter import FlowAdapter, Pipeline, Setting
 from areno_fn.contracts.layout import Iso
 from areno_fn.contracts.pipeline_io import PipelineIOContract
 from areno_fn.contracts.placement import Placement
-from areno_fn.models.flow_layouts import FLOW_LAYOUTS
+from areno_fn.models import flow_checkpoint
+from areno_fn.models.flow_checkpoint import Leaf
+from areno_fn.models.flow_layouts import FLOW_LAYOUTS, FlowFamily
 from areno_fn.models.flux import adapter as flux
 from areno_fn.models.flux2 import adapter as flux2
 from areno_fn.models.ltx2 import adapter as ltx2
@@ -27,40 +29,52 @@ from areno_fn.models.z_image import adapter as z_image
 class PipelineFamily:
     """Everything the rest of the library asks of a family of pipelines.
 
+    Where a function takes `configs`, these are the configurations of the transformers of a checkpoint, by component.
+
     Attributes:
         name: by which messages call it; its layout has the same in `FLOW_LAYOUTS`.
         pipelines: the classes of diffusers' pipelines that it covers.
         contract: what a checkpoint takes and makes, from its configurations alone.
         adapter: the functions of a checkpoint, at one size.
-        trained: the component that is trained.
     """
 
     name: str
     pipelines: tuple[str, ...]
     contract: Callable[[Pipeline], PipelineIOContract]
     adapter: Callable[[Pipeline, Setting], FlowAdapter]
-    trained: str = "transformer"
 
-    def config_from_hf(self, hf_config: Mapping[str, Any]) -> Any:
-        """The configuration of the component that is trained, refusing what is not supported."""
-        return FLOW_LAYOUTS[self.name].config_from_hf(hf_config)
+    @property
+    def transformer(self) -> FlowFamily:
+        """What a transformer of the family has in its file."""
+        return FLOW_LAYOUTS[self.name]
 
-    def layout(self, config: Any) -> Iso:
-        """From the tensors of its file to the leaves, which have the same names."""
-        return FLOW_LAYOUTS[self.name].layout(config)
+    def layout(self, configs: Mapping[str, Any]) -> Iso:
+        """From the tensors of all files to the leaves, both of which are called alike."""
+        return flow_checkpoint.layout(self._leaves(configs))
 
-    def placements(self, config: Any) -> Mapping[str, Placement]:
+    def placements(self, configs: Mapping[str, Any]) -> Mapping[str, Placement]:
         """How ranks share each leaf, which also says what is fused in it."""
-        return FLOW_LAYOUTS[self.name].placements(config)
+        return flow_checkpoint.placements(self._leaves(configs))
 
-    def shapes(self, config: Any) -> dict[str, torch.Tensor]:
+    def shapes(self, configs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """The parameter tree as meta tensors."""
-        leaves = FLOW_LAYOUTS[self.name].leaves(config)
+        leaves = self._leaves(configs)
         return {name: torch.empty(leaf.spec.shape, device="meta") for name, leaf in leaves.items()}
 
-    def fixed(self, config: Any) -> frozenset[str]:
+    def fixed(self, configs: Mapping[str, Any]) -> frozenset[str]:
         """The leaves that are stored but that nothing trains, such as tables of positions."""
-        return FLOW_LAYOUTS[self.name].buffers(config)
+        return frozenset(name for name, leaf in self._leaves(configs).items() if leaf.buffer)
+
+    def _leaves(self, configs: Mapping[str, Any]) -> dict[str, Leaf]:
+        before = prefixes(configs)
+        every = ((before[part], self.transformer.leaves(config)) for part, config in configs.items())
+        return {prefix + name: leaf for prefix, leaves in every for name, leaf in leaves.items()}
+
+
+def prefixes(parts: Iterable[str]) -> dict[str, str]:
+    """What the names of the leaves of each component begin with: nothing of an only one, else its own name."""
+    names = tuple(parts)
+    return {name: f"{name}." if len(names) > 1 else "" for name in names}
 
 
 PIPELINES: dict[str, PipelineFamily] = {

@@ -24,7 +24,8 @@ from areno_fn.contracts.media import Media, Request
 from areno_fn.models import adapters
 from areno_fn.models.adapter_sites import chosen
 from areno_fn.models.diffusers_module import diffusers_module
-from areno_fn.models.pipelines import PIPELINES, pipeline_family
+from areno_fn.models.flow_layouts import FLOW_LAYOUTS
+from areno_fn.models.pipelines import pipeline_family
 from areno_fn.steps.flow.noise import latent_noise, noise_levels
 from areno_fn.steps.flow.sample import flow_sampler
 from areno_fn.steps.flow.schedule import flow_match
@@ -174,10 +175,9 @@ def test_41_pictures_are_encoded_as_the_autoencoder_expects_them(case: Case) -> 
 
 
 def test_an_adapted_velocity_is_that_of_merged_weights(case: Case) -> None:
-    family = PIPELINES[case.adapter.contract.family]
-    sites = chosen(family.layout(family.config_from_hf(dict(case.theirs.transformer.config) | {
-        "_class_name": type(case.theirs.transformer).__name__
-    })))  # fmt: skip
+    family = FLOW_LAYOUTS[case.adapter.contract.family]
+    named = {"_class_name": type(case.theirs.transformer).__name__}
+    sites = chosen(family.layout(family.config_from_hf(dict(case.theirs.transformer.config) | named)))
     lora = {
         module: LowRank(
             a=numbers(f"{module}a", 3, part.a.shape[1]), b=numbers(f"{module}b", part.b.shape[0], 3), scale=0.05

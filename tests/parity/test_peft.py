@@ -138,7 +138,7 @@ def test_an_adapter_of_ours_gives_the_same_outputs_in_peft(family: str, adapter:
         module: replace(part, b=torch.randn(part.b.shape, generator=generator) * B_SIZE)
         for module, part in params[ACTOR].items()
     }
-    save_adapter(tmp_path / "ours", plan.finetune.config, params[ACTOR])
+    save_adapter(tmp_path / "ours", plan.finetune.configs[""], params[ACTOR])
     theirs = PeftModel.from_pretrained(model, tmp_path / "ours").eval()
     with torch.no_grad():
         difference = logits(plan, params) - theirs(TOKENS[None]).logits[0]

@@ -133,7 +133,7 @@ def test_a_plan_declares_the_roles_and_finds_the_sites(tmp_path: Path) -> None:
     shapes = lora.finetune.shapes()
     part = shapes[ACTOR]["model.layers.0.self_attn.v_proj"]
     assert (tuple(part.a.shape), tuple(part.b.shape), part.scale) == ((4, 16), (8, 4), 1.0)  # 2 / sqrt(4)
-    assert sorted(lora.finetune.config.target_modules) == sorted({site.name for site in lora.finetune.sites})
+    assert sorted(lora.finetune.configs[""].target_modules) == sorted({site.name for site in lora.finetune.sites})
     with pytest.raises(ModelError, match=r"finetune\.targets: the model has no module 'c_attn'; its linear maps are "):
         af.plan(read(tmp_path, {"kind": "lora", "targets": ["c_attn"]}))
 

@@ -15,6 +15,7 @@ from flow_recipe_toys import KEY, MOVED, POLICY, clean, judged, made, prompts, s
 import areno_fn as af
 from areno_fn import tree
 from areno_fn.contracts.flow import Conditions, FlowPrompts
+from areno_fn.contracts.flow_adapter import EVEN
 from areno_fn.contracts.flow_batch import Clean, EachReward, JudgedTrajectory, Moves, Velocities
 from areno_fn.contracts.record import replace
 from areno_fn.contracts.spec import (
@@ -35,10 +36,12 @@ from areno_fn.contracts.spec import (
     copies_of,
 )
 from areno_fn.steps.flow.noise import latent_noise
+from areno_fn.steps.flow.schedule import flow_match
 from areno_fn.steps.flow.times import Times, sampled_times
 from areno_fn.steps.recipes import Materials, build
 from areno_fn.steps.recipes.flow_coupled import noisy_steps
 from areno_fn.steps.recipes.flow_groups import parts
+from areno_fn.steps.recipes.flow_levels import noisy_candidates
 from areno_fn.testing import laws
 
 NOISY, PLAIN = NoisyDenoising(steps=3, level=0.6), Denoising(steps=2)
@@ -276,15 +279,17 @@ def test_the_average_draws_and_what_it_drew_is_what_ratios_compare_with() -> Non
 
 def test_noisy_steps_are_a_function_of_the_iteration() -> None:
     spec = NoisyDenoising(steps=9, count=3)
-    found = [noisy_steps(spec, KEY.fold(i)) for i in range(60)]
-    assert found == [noisy_steps(spec, KEY.fold(i)) for i in range(60)]
+    schedule = flow_match(9)
+    among = noisy_candidates(spec, schedule, EVEN)
+    found = [noisy_steps(spec, among, KEY.fold(i)) for i in range(60)]
+    assert found == [noisy_steps(spec, among, KEY.fold(i)) for i in range(60)]
     assert {len(set(steps)) for steps in found} == {3} and {s for steps in found for s in steps} == set(range(8))
-    windows = {
-        noisy_steps(NoisyDenoising(steps=9, count=3, window=True, noisy=[2, 3, 4, 5]), KEY.fold(i)) for i in range(30)
-    }
-    assert windows == {(2, 3, 4), (3, 4, 5)}
-    assert noisy_steps(NoisyDenoising(steps=9, noisy=[-2, 0, 4, 4]), KEY) == (0, 4, 7)
-    assert noisy_steps(NoisyDenoising(steps=9), KEY) == tuple(range(8))
+    window = NoisyDenoising(steps=9, count=3, window=True, noisy=[2, 3, 4, 5])
+    among = noisy_candidates(window, schedule, EVEN)
+    assert {noisy_steps(window, among, KEY.fold(i)) for i in range(30)} == {(2, 3, 4), (3, 4, 5)}
+    named, usual = NoisyDenoising(steps=9, noisy=[-2, 0, 4, 4]), NoisyDenoising(steps=9)
+    assert noisy_steps(named, noisy_candidates(named, schedule, EVEN), KEY) == (0, 4, 7)
+    assert noisy_steps(usual, noisy_candidates(usual, schedule, EVEN), KEY) == tuple(range(8))
 
 
 def test_only_the_noisy_steps_of_an_iteration_are_stored_and_trained_on() -> None:

@@ -19,7 +19,7 @@ from PIL import Image
 
 from areno_fn.ckpt.pipeline import is_pipeline, open_pipeline
 from areno_fn.ckpt.pipeline_save import save_pipeline
-from areno_fn.contracts.components import Component, Located
+from areno_fn.contracts.components import Located
 from areno_fn.contracts.errors import ArenoError, CheckpointError, ModelError
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.media import InputMedia, InputRule
@@ -168,9 +168,7 @@ def test_P6_outputs_of_several_sizes_are_refused(folder: Path, monkeypatch: pyte
         plan(spec(folder))
 
 
-def test_what_begins_with_a_given_medium_or_trains_two_parts_is_composed_by_hand(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_begins_with_a_given_medium_is_composed_by_hand(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     family = PIPELINES["sd3"]
 
     def changed(edit: Callable[[Any], dict[str, Any]]) -> None:
@@ -183,12 +181,6 @@ def test_what_begins_with_a_given_medium_or_trains_two_parts_is_composed_by_hand
     given = InputMedia(rules=(InputRule(type="image", least=1),))
     changed(lambda _: {"initial": "input", "inputs": given})
     with pytest.raises(ArenoError, match="model: sd3 begins with what it is given, initial: it is 'input'"):
-        plan(spec(folder))
-    two = Component(name="transformer_2", trained=True)
-    changed(lambda found: {"components": (*found.components, two)})
-    with pytest.raises(
-        ArenoError, match="model: sd3 trains transformer and transformer_2, components: a run trains one"
-    ):
         plan(spec(folder))
 
 
@@ -401,7 +393,7 @@ def test_a_pipeline_is_written_whole_and_over_nothing_else(folder: Path, tmp_pat
         (path / "new").write_text("x")
 
     for _ in range(2):
-        save_pipeline(out, source, "transformer", parts, trained)
+        save_pipeline(out, source, parts, {"transformer": trained})
         found = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
         assert found == {
             "model_index.json", "transformer/new", "vae/config.json", "vae/diffusion_pytorch_model.safetensors",
@@ -409,13 +401,13 @@ def test_a_pipeline_is_written_whole_and_over_nothing_else(folder: Path, tmp_pat
         }  # fmt: skip
     (out / "mine.txt").write_text("x")
     with pytest.raises(CheckpointError, match="holds mine.txt, which would be lost"):
-        save_pipeline(out, source, "transformer", parts, trained)
+        save_pipeline(out, source, parts, {"transformer": trained})
 
     def fails(path: Path) -> None:
         raise CheckpointError("no")
 
     with pytest.raises(CheckpointError, match="no"):
-        save_pipeline(tmp_path / "other", source, "transformer", parts, fails)
+        save_pipeline(tmp_path / "other", source, parts, {"transformer": fails})
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 

@@ -75,9 +75,11 @@ FLOW_MEANINGS: dict[str, dict[str, str]] = {
         "width": "likewise",
         "frames": "of a video; 0: the model's own",
         "guidance": "scale that a model with embedded guidance is told; 0: its family's",
+        "guidance_2": "of the second of two transformers, where there is guidance; 0: as of the first",
         "compile": "compile the blocks of the transformer",
         "dtype": "of the frozen parts in memory",
         "parts": "other folders for frozen parts, by their names",
+        "trained": "of several transformers, those that are trained, by component; when empty, all",
     },
     "Denoising": {**_DENOISING, "solver": "of the equation from noise to data"},
     "NoisyDenoising": {

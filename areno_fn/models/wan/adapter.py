@@ -83,6 +83,7 @@ class WanAdapter:
         networks: one transformer, or the two experts.
         boundary: the noise level from which the first of two is asked.
         first: a picture is the first frame, and every patch is told its own time.
+        guidance_2: weight of guidance below the boundary, where there is guidance; 0: as above it.
     """
 
     contract: PipelineIOContract
@@ -94,7 +95,7 @@ class WanAdapter:
     compression: tuple[int, int]
     first: bool
     pipeline: str
-    guide = staticmethod(straight)
+    guidance_2: float = 0.0
 
     def computing_again(self, every: int) -> WanAdapter:
         """The same adapter, every so many-th of whose blocks keeps its input alone; 0 for none."""
@@ -123,6 +124,16 @@ class WanAdapter:
         parts = [_own(params, f"{name}.") for name in EXPERTS]
         high, low = (self._expert(*one) for one in zip(self.networks, parts, strict=True))
         return by_level(high, low, state, timestep, condition, self.boundary)
+
+    def guide(
+        self, towards: torch.Tensor, away: torch.Tensor, scale: float, state: torch.Tensor, timestep: torch.Tensor
+    ) -> torch.Tensor:
+        """The velocity [B, c, F, h, w] of guidance, which has a weight of its own below the boundary."""
+        found = straight(towards, away, scale, state, timestep)
+        if not self.guidance_2:
+            return found
+        noisy = (timestep >= self.boundary * 1000)[:, None, None, None, None]
+        return torch.where(noisy, found, straight(towards, away, self.guidance_2, state, timestep))
 
     def encode_conditions(self, parts: Parts, request: Request, *, negative: bool) -> Conditions:
         """The states of the text encoder, and what is shown of pictures."""
@@ -271,16 +282,23 @@ def adapter(pipeline: Pipeline, setting: Setting) -> WanAdapter:
     """
     scheduler = pipeline.configs["scheduler"]
     unipc = scheduler.get("_class_name") == "UniPCMultistepScheduler"
+    levels = unipc_levels(scheduler) if unipc else euler_levels(scheduler, 0, even=False)
+    boundary = float(pipeline.options.get("boundary_ratio") or 0.0)
+    if setting.trained == EXPERTS[:1]:
+        levels = attrs.evolve(levels, low=boundary)
+    elif setting.trained == EXPERTS[1:]:
+        levels = attrs.evolve(levels, high=boundary)
     return WanAdapter(
         contract=contract(pipeline),
         size=setting.size,
-        levels=unipc_levels(scheduler) if unipc else euler_levels(scheduler, 0, even=False),
+        levels=levels,
         config=config_from_hf(pipeline.configs["transformer"]),
         networks=tuple(
             diffusers_module(CLASS, pipeline.configs[name], compiled=setting.compiled) for name in _experts(pipeline)
         ),
-        boundary=float(pipeline.options.get("boundary_ratio") or 0.0),
+        boundary=boundary,
         compression=compression(pipeline.configs["vae"]),
         first=_first(pipeline),
         pipeline=pipeline.class_name,
+        guidance_2=setting.guidance_2,
     )

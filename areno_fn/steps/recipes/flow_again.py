@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 import torch
 
 from areno_fn import tree
-from areno_fn.contracts.flow import FlowPrompts, Schedule, Trajectory
+from areno_fn.contracts.flow import FlowPrompts, Trajectory
+from areno_fn.contracts.flow_adapter import NoiseLevels
 from areno_fn.contracts.flow_batch import Noised
 from areno_fn.contracts.flow_policy import FlowPolicy
 from areno_fn.contracts.key import Key
@@ -18,10 +19,11 @@ from areno_fn.contracts.state import TrainState
 from areno_fn.steps.flow.parts import limited
 from areno_fn.steps.flow.path import noised, remember, rows_of
 from areno_fn.steps.flow.sample import flow_sampler
-from areno_fn.steps.flow.times import Grid, Times, grid_steps, share
+from areno_fn.steps.flow.times import Grid, Times, grid_steps
 from areno_fn.steps.recipes.algorithm import Materials, rollout_key
 from areno_fn.steps.recipes.flow_drawing import process_of, schedule_of
 from areno_fn.steps.recipes.flow_groups import parts
+from areno_fn.steps.recipes.flow_levels import trained_levels, trained_steps
 
 T = TypeVar("T")
 
@@ -44,11 +46,17 @@ def noiseless(
     return sample
 
 
-def times_of(spec: FlowNoised, schedule: Schedule) -> Times | Grid:
-    """The distribution of the levels that are trained at, perhaps those of the schedule that was drawn by."""
+def times_of(spec: FlowNoised, own: NoiseLevels) -> Times | Grid:
+    """The distribution of the levels that are trained at, perhaps those of the schedule that is drawn by.
+
+    Raises:
+        SpecError: at none of them is asked what is trained.
+    """
     if spec.times == "grid":
-        return Grid(schedule=schedule, steps=grid_steps(schedule.steps, 0.0, spec.until))
-    low, high = share(0.0, spec.until)
+        schedule = schedule_of(spec.denoising, own)
+        steps = grid_steps(schedule.steps, 0.0, spec.until)
+        return Grid(schedule=schedule, steps=trained_steps(steps, schedule, own))
+    low, high = trained_levels(own, spec.until)
     return Times(kind=spec.times, shift=spec.shift, low=low, high=high)
 
 
@@ -58,6 +66,7 @@ def noised_again(
     advantages: torch.Tensor,
     rows: torch.Tensor,
     key: Key,
+    times: Times | Grid,
     *,
     together: bool = False,
     one_noise: bool = False,
@@ -70,6 +79,7 @@ def noised_again(
         advantages: float32 [B].
         rows: int64, of the update.
         key: names levels and noise.
+        times: the distribution of the levels.
         together: rows of one group, which stand together, share level and noise, and stay in one micro-batch.
         one_noise: the noise is the same at all levels.
         most: rows of a micro-batch; 0 for all.
@@ -80,7 +90,7 @@ def noised_again(
         tree.map(lambda x: x[rows], drawn.conditions),
         drawn.ids[rows],
         key,
-        times_of(spec, drawn.schedule),
+        times,
         terms=spec.terms,
         shared=groups if together else None,
         one_noise=one_noise,

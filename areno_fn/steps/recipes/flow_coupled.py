@@ -15,13 +15,13 @@ from areno_fn.steps.flow.noise import noise_levels, noisy_subset, noisy_window
 from areno_fn.steps.flow.objectives import coupled
 from areno_fn.steps.flow.parts import limited
 from areno_fn.steps.flow.sample import flow_sampler
-from areno_fn.steps.flow.schedule import places
 from areno_fn.steps.flow.score import denoising, move, recall
 from areno_fn.steps.joins import Stage
 from areno_fn.steps.recipes.algorithm import ACTOR, NO_LOSSES, Algorithm, Materials, moving, rollout_key
 from areno_fn.steps.recipes.flow_copies import drawing_params, flow_beginning, lasting, reference_of, scoring_params
 from areno_fn.steps.recipes.flow_drawing import process_of, schedule_of
 from areno_fn.steps.recipes.flow_groups import advantages_of
+from areno_fn.steps.recipes.flow_levels import noisy_candidates
 from areno_fn.steps.recipes.sampled import iterated, updates_of
 from areno_fn.steps.token.report import describe_rewards, mean_metrics
 
@@ -65,14 +65,14 @@ def flow_dppo(spec: FlowDPPO, materials: Materials, losses: Mapping[str, Stage] 
     return _stepwise(spec, materials, losses.get(ACTOR) or surrogate, before=True)
 
 
-def noisy_steps(spec: NoisyDenoising, key: Key) -> tuple[int, ...]:
+def noisy_steps(spec: NoisyDenoising, candidates: tuple[int, ...], key: Key) -> tuple[int, ...]:
     """The steps of one iteration that have noise.
 
     Args:
-        spec: what they are chosen from, and how many.
+        spec: how many.
+        candidates: what they are chosen from.
         key: of the iteration.
     """
-    candidates = places(spec.noisy or range(spec.steps - 1), spec.steps)
     if not spec.count:
         return candidates
     return (noisy_window if spec.window else noisy_subset)(key, candidates, spec.count)
@@ -86,12 +86,13 @@ def _stepwise(spec: FlowCoupled, materials: Materials, loss: Stage, *, before: b
     """
     policy, drawn_by = materials.flow_policy, spec.denoising
     process, schedule = process_of(drawn_by), schedule_of(drawn_by, materials.levels)
+    candidates = noisy_candidates(drawn_by, schedule, materials.levels)
     rollout = limited(flow_sampler(policy, process), materials.micro_rows)
     update = moving(pipeline(move(policy), loss), materials)
 
     def sample(state: TrainState, prompts: FlowPrompts) -> Trajectory:
         key = rollout_key(state)
-        levels = noise_levels(drawn_by.steps, noisy_steps(drawn_by, key.fold("noisy")), drawn_by.level)
+        levels = noise_levels(schedule.steps, noisy_steps(drawn_by, candidates, key.fold("noisy")), drawn_by.level)
         return rollout(drawing_params(spec, state, materials), prompts, key, schedule, levels, samples=spec.samples)
 
     def step(state: TrainState, batch: JudgedTrajectory) -> tuple[TrainState, Metrics]:

@@ -26,7 +26,7 @@ from areno_fn.steps.flow.objectives.preference import diffusion_dpo, group_prefe
 from areno_fn.steps.flow.path import predict
 from areno_fn.steps.joins import Stage
 from areno_fn.steps.recipes.algorithm import ACTOR, NO_LOSSES, Algorithm, Materials, moving
-from areno_fn.steps.recipes.flow_again import noised_again, noiseless, remembered
+from areno_fn.steps.recipes.flow_again import noised_again, noiseless, remembered, times_of
 from areno_fn.steps.recipes.flow_copies import (
     OLD,
     SAMPLER,
@@ -161,7 +161,7 @@ def _rewarded(
         at_once: copies follow the actor after every update, and `said` with them; else after every iteration.
     """
     policy, copies = materials.flow_policy, copies_of(spec)
-    update = moving(pipeline(predict(policy), loss), materials)
+    update, times = moving(pipeline(predict(policy), loss), materials), times_of(spec, materials.levels)
     drawing = draws or (lambda state: drawing_params(spec, state, materials))
 
     def step(state: TrainState, batch: JudgedTrajectory) -> tuple[TrainState, Metrics]:
@@ -178,6 +178,7 @@ def _rewarded(
                 advantages,
                 rows.to(drawn.ids.device),
                 state.key.fold("levels").fold(state.counters.optimizer_step),
+                times,
                 together=isinstance(spec, FlowWhole | FlowOnlineDPO),
                 one_noise=one_noise,
                 most=materials.micro_rows,

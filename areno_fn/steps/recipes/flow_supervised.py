@@ -14,11 +14,12 @@ from areno_fn.steps.flow.conditions import dropped
 from areno_fn.steps.flow.objectives.matching import velocity_matching
 from areno_fn.steps.flow.objectives.preference import diffusion_dpo
 from areno_fn.steps.flow.path import noised, predict, remember
-from areno_fn.steps.flow.times import Times, share
+from areno_fn.steps.flow.times import Times
 from areno_fn.steps.joins import Stage
 from areno_fn.steps.recipes.algorithm import ACTOR, NO_LOSSES, Algorithm, Materials, beginning, moving
 from areno_fn.steps.recipes.flow_again import split
 from areno_fn.steps.recipes.flow_copies import flow_beginning, reference_of
+from areno_fn.steps.recipes.flow_levels import trained_levels
 
 
 def flow_sft(spec: FlowSFT, materials: Materials, losses: Mapping[str, Stage] = NO_LOSSES) -> Algorithm:
@@ -30,7 +31,8 @@ def flow_sft(spec: FlowSFT, materials: Materials, losses: Mapping[str, Stage] = 
     Args:
         losses: for the actor, a stage `Velocities -> Sums` instead of the squared error.
     """
-    times = Times(kind=spec.times, shift=spec.shift)
+    low, high = trained_levels(materials.levels)
+    times = Times(kind=spec.times, shift=spec.shift, low=low, high=high)
     update = moving(
         pipeline(predict(materials.flow_policy), losses.get(ACTOR) or velocity_matching(spec.weighting)), materials
     )
@@ -56,7 +58,7 @@ def flow_dpo(spec: FlowDPO, materials: Materials, losses: Mapping[str, Stage] = 
         losses: for the actor, a stage `Velocities -> Sums` instead of its own.
     """
     policy = materials.flow_policy
-    low, high = share(0.0, spec.until)
+    low, high = trained_levels(materials.levels, spec.until)
     times = Times(kind=spec.times, shift=spec.shift, low=low, high=high)
     update = moving(pipeline(predict(policy), losses.get(ACTOR) or diffusion_dpo(spec.beta)), materials)
 
