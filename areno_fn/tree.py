@@ -64,7 +64,7 @@ def _visit(tree: Tree, found: list[Any]) -> None:
     elif is_record(tree):
         children = children_of(tree)
     elif not pytree.tree_is_leaf(tree):
-        children = pytree.tree_flatten(tree, is_leaf=lambda x, top=tree: x is not top)[0]
+        children = pytree.tree_leaves(tree, is_leaf=lambda x: x is not tree)
     for child in children:
         _visit(child, found)
 

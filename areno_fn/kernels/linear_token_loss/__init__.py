@@ -93,17 +93,18 @@ def _forward(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, 
 
 
 def _pull(cotangents: tuple[Any, ...], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    weight, into_weight = inputs[1], inputs[-1]
+    weight, trained = inputs[1], inputs[-1]
     dhidden, dweight = outputs[3:]
     factor = cotangents[0]
     into_hidden = factor.to(dhidden.dtype) * dhidden
-    if not into_weight:
+    if not trained:
         return into_hidden, None, *[None] * 6
-    return (
-        into_hidden,
-        torch.mul(dweight, factor, out=torch.empty_like(weight, memory_format=torch.contiguous_format)),
-        *[None] * 6,
-    )
+    into_weight = torch.empty_like(weight, memory_format=torch.contiguous_format)
+    if backend("linear_token_loss", dweight) == "reference":
+        torch.mul(dweight, factor, out=into_weight)
+    else:
+        importlib.import_module("areno_fn.kernels.linear_token_loss.triton").scaled(dweight, factor, into_weight)
+    return into_hidden, into_weight, *[None] * 6
 
 
 _linear_token_loss = custom_vjp(

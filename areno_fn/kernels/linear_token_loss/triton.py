@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from areno_fn.kernels.launch import Steps, on_device_of, resident, wide
+from areno_fn.kernels.launch import ROUNDING, Steps, on_device_of, resident, tile, warps, wide
 from areno_fn.kernels.linear_token_loss.scored import Scored, Slope, pulled
 
 ABSENT = -1e30
@@ -49,9 +49,9 @@ def forward(
             logits = torch.mm(part, weight.t(), out=scratch[: part.shape[0], :size])
             if scored is None:
                 turn(logits, targets[here], logp[here], entropy[here], scale)
-                factor = (slope(first, logp[here], entropy[here]).to(dtype) * scale).unsqueeze(1)
-                torch.mul(product(logits, weight, dtype), factor, out=dhidden[here])
-                part = (part * factor).to(part.dtype)
+                factor = slope(first, logp[here], entropy[here]).to(dtype) * scale
+                scaled(product(logits, weight, dtype), factor, dhidden[here])
+                part = scaled(part, factor, torch.empty_like(part))
             else:
                 logp[here], entropy[here], logits = pulled(scored, slope, first, logits)
                 dhidden[here] = product(logits, weight, dtype)
@@ -97,6 +97,33 @@ def put_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, more: boo
     else:
         a, b = a.to(total.dtype), b.to(total.dtype)
         torch.addmm(total, a, b, beta=1 if more else 0, out=total)
+
+
+def scaled(x: torch.Tensor, factor: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Writes rows times their factors, [] or [M], rounded once; torch's own product is slow where dtypes differ."""
+    count, size = x.shape
+    rows, columns = tile(size)
+    if x.numel():
+        with on_device_of(x):
+            _scaled_kernel[(triton.cdiv(count, rows),)](
+                x, factor, out, count, size, x.stride(0), out.stride(0), factor.stride(0) if factor.ndim else 0,
+                ROWS=rows, COLUMNS=columns, WHOLE=columns == size, num_warps=warps(rows * columns), **ROUNDING,
+            )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _scaled_kernel(
+    x_ptr, factor_ptr, out_ptr, count, size, x_m, out_m, factor_m,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)
+    inside = (row < count)[:, None] if WHOLE else (row < count)[:, None] & (column < size)[None, :]
+    factor = tl.load(factor_ptr + row * factor_m, mask=row < count, other=0.0)
+    x = tl.load(x_ptr + row[:, None].to(tl.int64) * x_m + column[None, :], mask=inside, other=0.0)
+    y = x.to(factor.dtype) * factor[:, None]
+    tl.store(out_ptr + row[:, None].to(tl.int64) * out_m + column[None, :], y.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
