@@ -11,11 +11,11 @@ from types import MappingProxyType
 
 METRICS: Mapping[str, str] = MappingProxyType(
     {
-        "rollout/reward_mean": "mean reward of the sampled completions",
+        "rollout/reward_mean": "mean reward of the samples: completions or pictures",
         "rollout/reward_std": "population standard deviation of the rewards",
         "rollout/reward_min": "smallest reward",
         "rollout/reward_max": "largest reward",
-        "rollout/advantage_mean": "mean advantage of the completions, for ppo of their tokens",
+        "rollout/advantage_mean": "mean advantage of the samples, for ppo of their tokens",
         "rollout/advantage_std": "population standard deviation of these",
         "rollout/response_len_mean": "mean tokens drawn per completion",
         "rollout/prompt_len_mean": "mean tokens per prompt",
@@ -27,11 +27,11 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "train/loss": "total / weight over all micro-batches and ranks, the quantity that is minimised",
         "train/policy_loss": "the loss without its KL term, under the same aggregation",
         "train/kl": "mean KL estimate per token against the reference, before its coefficient",
-        "train/entropy": "mean entropy per token of the distribution the tokens were scored under",
+        "train/entropy": "mean entropy per token of the distribution the tokens were scored under, or of a denoising step",
         "train/ratio_mean": "mean of exp(logp - old), for gspo over completions",
         "train/ratio_std": "population standard deviation of it",
         "train/ratio_max": "largest exp(logp - old)",
-        "train/clip_fraction": "fraction of tokens, for gspo of completions, whose gradient a bound removes, the dual one apart",
+        "train/clip_fraction": "fraction of tokens, completions (gspo) or denoising steps whose gradient a bound removes",
         "train/clip_fraction_low": "fraction of them whose gradient the lower bound removes",
         "train/importance_mean": "mean of exp(logp in training - that of the rollout); without a cap, updates move it too",
         "train/importance_max": "largest exp(logp in training - that of the rollout)",
@@ -51,6 +51,7 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "critic/clip_fraction": "fraction of tokens at which the clipped value error is the larger",
         "critic/explained_variance": "1 - variance of (return - value) / variance of the return, over a rollout",
         "flow/pictures_per_s": "pictures drawn per second",
+        "flow/steps": "denoising steps trained on, in all updates",
         "flow/error": "mean squared velocity error per element against noise minus data",
         "flow/kl": "mean squared distance per element from the reference or the teacher, in the space the loss measures it",
         "flow/kept_fraction": "fraction of terms that a trust region leaves a gradient",
@@ -68,19 +69,20 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "surrogate/kept_fraction": "fraction of the rows that its trust region leaves a gradient",
         "surrogate/grad_norm": "global norm of the surrogate's gradient before clipping",
         "surrogate/lr": "the surrogate's learning rate",
-        "time/rollout": "seconds spent drawing completions",
+        "time/rollout": "seconds spent drawing samples",
         "time/reward": "seconds spent judging them",
         "time/score": "seconds spent on log-probabilities and values of what frozen and current parameters say, before the updates",
         "time/train": "seconds spent on updates",
         "time/checkpoint": "seconds that saving held up the training between the step before and this one",
         "time/step": "seconds of the whole step",
+        "time/evaluation": "seconds of an evaluation, and of that of an average; 0 where it is that of the phase before",
     }
 )
 """What every metric of the library means. A stage of a user's own may report other names."""
 
 NAMED_METRICS: Mapping[str, str] = MappingProxyType(
     {
-        "reward/": "mean of one training reward over the sampled completions that it judged, under the reward's name",
+        "reward/": "mean of one training reward over the samples that it judged, under the reward's name",
         "eval/": "mean of one evaluation reward over the held-out rows it judged; eval/score is the weighted sum, over all rows, "
         "and eval/diversity, of pictures, the root mean square difference of two of one class",
         "eval_ema/": "the same of the average that a phase with `ema` keeps of the actor",

@@ -11,6 +11,7 @@ import torch
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.spec import Denoising, Sampling
 from areno_fn.engine.medium import Medium
+from areno_fn.world.clock import Stopwatch
 from areno_fn.world.rewards import Reward, score
 
 TOTAL = "score"
@@ -40,12 +41,16 @@ class EvaluationPlan:
 
 @attrs.frozen(kw_only=True)
 class EvaluationResult:
-    """Mean rewards by name; `score` is their weighted sum. `samples`, texts or pictures, and `totals` are per row."""
+    """Mean rewards by name; `score` is their weighted sum. `samples`, texts or pictures, and `totals` are per row.
+
+    `seconds` is how long it took, 0 where it is that of an earlier time.
+    """
 
     score: float
     means: dict[str, float]
     samples: tuple[Any, ...]
     totals: tuple[float, ...]
+    seconds: float = 0.0
 
     def metrics(self, family: str = "eval") -> dict[str, float]:
         """The means under the names of the metric table: `eval/...`, or `eval_ema/...` for those of an average."""
@@ -62,6 +67,7 @@ def evaluate(plan: EvaluationPlan, medium: Medium, params: Any, key: Key, device
         key: the same for every evaluation of a run, so that samples are comparable over time.
         device: where they are drawn.
     """
+    watch = Stopwatch()
     found = medium.draw(params, plan.prompts, key, plan.sampling, device=device, max_rows=plan.batch)
     samples = medium.shown(found)
     totals, parts = score(plan.rewards, plan.rows, samples, drawn=medium.tokens(found))
@@ -71,4 +77,5 @@ def evaluate(plan: EvaluationPlan, medium: Medium, params: Any, key: Key, device
         means=means | medium.described(plan.rows, samples),
         samples=tuple(samples),
         totals=tuple(totals),
+        seconds=watch.seconds(),
     )

@@ -62,7 +62,7 @@ def train(plan: Plan, state: TrainState, recorder: Recorder, stop: Callable[[], 
             state = phase.algorithm.begin(state)
             recorder.begun(state)
             latest = None if _drawn_otherwise(plan, state) else latest
-            latest = latest or _evaluate(plan, state)
+            latest = _evaluate(plan, state) if latest is None else attrs.evolve(latest, seconds=0.0)
             recorder.evaluated(state, latest)
         if state.cursor.step < phase.steps:
             with _kept(state, recorder):

@@ -80,6 +80,15 @@ class PhasePlan:
         own = state.params[recipes.ACTOR]
         return {**state.params, recipes.ACTOR: average if wide else ema_params(average, own)}
 
+    def remarks(self) -> list[str]:
+        """What there is to say of its batches before a run."""
+        rows = self.spec.batch.rows
+        if rows <= self.size:
+            return []
+        return [
+            f"batch.rows is {rows}, but the data have {self.size} rows, so that every batch is all {self.size} of them"
+        ]
+
     @property
     def documents(self) -> tuple[Example | PictureRow | PairRow | PromptedRow, ...]:
         """All that is trained on, in the order of the rows; empty for a generating algorithm."""

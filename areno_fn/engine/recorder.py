@@ -77,6 +77,7 @@ class Recorder:
         if result is None:
             return
         metrics = result.metrics() | ({} if average is None else average.metrics("eval_ema"))
+        metrics["time/evaluation"] = result.seconds + (0.0 if average is None else average.seconds)
         self.tracker.log(state.cursor.total, self._name(state), metrics)
         self.display.evaluation(metrics)
         evaluation = self.plan.evaluation
@@ -147,7 +148,7 @@ def open_recorder(
         plan=plan,
         display=display,
         tracker=combine(*trackers),
-        sample_log=SampleLog(outputs.samples),
+        sample_log=SampleLog(outputs.samples, "picture" if gallery is not None else "completion"),
         store=store,
         ready=ready,
         gallery=gallery,

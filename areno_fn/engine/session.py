@@ -73,6 +73,9 @@ def run(
     _continued(outputs, resume)
     made = plan(spec, losses, optimizers)
     with prepare(spec.out, resume=resume, overwrite=overwrite) as outputs, closing(open_display()) as display:
+        for phase in made.phases:
+            for line in phase.remarks():
+                display.message(f"phases.{phase.spec.name}: {line}")
         state = _train(made, outputs, display, resume, accept)
         if state.cursor.phase < len(made.phases):
             display.message(f"stopped after step {state.cursor.total}; {_how_to_go_on(made, outputs)}")
@@ -108,6 +111,7 @@ def describe(spec: RunSpec, *, resume: bool = False, overwrite: bool = False, ac
             f"  {phase.spec.name}: {kind.__struct_config__.tag} ({contract.acquisition} + {contract.feedback}), "
             f"{phase.steps} steps of {phase.spec.batch.rows} rows from {phase.size}"
         )
+        lines += [f"    {line}" for line in phase.remarks()]
         lines += [f"    {line}" for line in made.medium.remarks(phase.rows, trained=bool(phase.examples))]
         lines += [f"    {line}" for line in described(phase.spec, made.trained)]
         lines += [f"    {line}" for line in long_warmups(phase.spec, phase.steps)]
@@ -231,7 +235,8 @@ def _finish(made: Plan, outputs: Outputs, state: TrainState, display: Display) -
     from areno_fn.world import curves  # matplotlib, which only the end of a run needs
 
     curves.draw(outputs.metrics, outputs.curves)
-    found = summary.write(made.spec, outputs.metrics, outputs.summary)
+    rewards = () if made.evaluation is None else tuple(reward.name for reward in made.evaluation.rewards)
+    found = summary.write(made.spec, outputs.metrics, outputs.summary, rewards)
     for phase in found["phases"]:
         display.message(_summed_up(phase))
     adapter = {"its adapter": ADAPTER} if isinstance(made.finetune, LoraPlan) else {}
@@ -246,9 +251,12 @@ def _finish(made: Plan, outputs: Outputs, state: TrainState, display: Display) -
 
 
 def _summed_up(phase: Mapping[str, Any]) -> str:
-    text = f"{phase['name']}: {phase['steps']} steps in {phase['seconds']:.0f} s without evaluations"
-    before, after = phase["eval_start"], phase["eval_end"]
-    return text if before is None or after is None else f"{text}, evaluation {before:.3f} -> {after:.3f}"
+    text = f"{phase['name']}: {phase['steps']} steps in {phase['seconds']:.0f} s"
+    before, after, rewards = phase["eval_start"], phase["eval_end"], phase["eval_rewards"]
+    if before is None or after is None:
+        return text
+    what = rewards[0] if len(rewards) == 1 else f"the sum of {', '.join(rewards)}"
+    return f"{text} and evaluations in {phase['eval_seconds']:.0f} s, {what} {before:.3f} -> {after:.3f}"
 
 
 def _progress(display: Display, what: str) -> Progress:

@@ -42,8 +42,12 @@ class Site:
 
     @property
     def name(self) -> str:
-        """The last part of the module's name, by which targets are usually given."""
-        return self.module.rpartition(".")[2]
+        """The end of the module's name by which targets are usually given: its last part, or behind a number one more."""
+        parts = self.module.split(".")
+        first = len(parts) - 1
+        while first and parts[first].isdigit():
+            first -= 1
+        return ".".join(parts[first:])
 
     @property
     def in_layer(self) -> bool:

@@ -308,7 +308,7 @@ def _of_call(reward: Reward, form: Form, piece: slice, result: Any) -> Sequence[
         raise RewardError(f"the reward {reward.name!r} returned a {type(result).__name__}; return a list of numbers")
     if len(values) != count:
         raise RewardError(
-            f"the reward {reward.name!r} returned {len(values)} values for {count} completions; return one number for each"
+            f"the reward {reward.name!r} returned {len(values)} values for {count} {_shown(reward)}; return one number for each"
         )
     return values
 
@@ -331,29 +331,47 @@ def _failed(
     form = form_of(function)
     if isinstance(failure.error, TookTooLong):
         return RewardError(
-            f"the reward {reward.name!r} gave no answer {_where(form, batch, pieces, failure)} within its timeout of "
+            f"the reward {reward.name!r} gave no answer {_where(reward, form, batch, pieces, failure)} within its timeout of "
             f"{reward.timeout:g} s; raise `timeout`, or see what it waits for"
         )
     known = form != "batch" and failure.call is not None
-    where = _where(form, batch, pieces, failure) if known else _blame(reward, function, batch)
-    return RewardError(f"the reward {reward.name!r} failed {where}: {described(failure.error)}")
+    index = pieces[failure.call].start if known and failure.call is not None else _blamed(reward, function, batch)
+    if index is None:
+        where = f"on the batch of {len(batch.completions)} rows, though on none of them alone"
+        return RewardError(f"the reward {reward.name!r} failed {where}: {described(failure.error)}")
+    lacking = _lacking(failure.error, batch.rows[index])
+    return RewardError(
+        f"the reward {reward.name!r} failed on {batch.place(index)}: {described(failure.error)}{lacking}"
+    )
 
 
-def _where(form: Form, batch: _Batch, pieces: Sequence[slice], failure: CallError) -> str:
-    """The completions that a call was about."""
+def _where(reward: Reward, form: Form, batch: _Batch, pieces: Sequence[slice], failure: CallError) -> str:
+    """The samples that a call was about."""
     if failure.call is None or form == "batch":
-        return f"on the batch of {len(batch.completions)} completions"
+        return f"on the batch of {len(batch.completions)} {_shown(reward)}"
     return f"on {batch.place(pieces[failure.call].start)}"
 
 
-def _blame(reward: Reward, function: RewardFunction, batch: _Batch) -> str:
+def _shown(reward: Reward) -> str:
+    """What a function judges, in words."""
+    return SHOWN[medium_of(reward.function)]  # type: ignore[arg-type]  # a Judge returns what it is asked
+
+
+def _blamed(reward: Reward, function: RewardFunction, batch: _Batch) -> int | None:
     """The row that a failure is about: the first for which the function also fails alone."""
     for index in range(len(batch.completions)):
         try:
             _ask(reward, function, batch, [slice(index, index + 1)])
         except CallError:
-            return f"on {batch.place(index)}"
-    return f"on the batch of {len(batch.completions)} rows, though on none of them alone"
+            return index
+    return None
+
+
+def _lacking(error: BaseException, row: Mapping[str, Any]) -> str:
+    """What a row has, where a function looked for something that it has not."""
+    name = error.args[0] if isinstance(error, KeyError) and len(error.args) == 1 else None
+    lacks = isinstance(name, str) and name not in row
+    return f"; the row has {', '.join(sorted(map(str, row)))}" if lacks else ""
 
 
 def _number(reward: Reward, value: Any, index: int, batch: _Batch) -> float:

@@ -57,6 +57,10 @@ def test_a_run_leaves_metrics_pictures_a_summary_and_curves(whole: Path) -> None
     steps = [line for line in found if "time/step" in line and line["phase"] == "grpo"]
     assert steps[0]["train/ratio_max"] >= 1 and steps[0]["flow/kl"] >= 0 and "rollout/zero_std_groups" in steps[0]
     assert steps[-1]["flow/kl"] > 0
+    assert all(line["flow/steps"] == 4 * 4 * 2 for line in steps), "rows x samples x noisy steps"
+    names = {name for line in found for name in line}
+    assert not [name for name in names if "token" in name or "response" in name or "completion" in name]
+    assert all(phase["eval_rewards"] == ["contrast"] for phase in summary["phases"])
 
 
 def test_a_sheet_shows_the_pictures_of_the_evaluation(whole: Path) -> None:
@@ -69,7 +73,8 @@ def test_a_sheet_shows_the_pictures_of_the_evaluation(whole: Path) -> None:
     shown = sheet[top : top + 32 : 4, 2:34:4]
     first = tiny.lines(whole / "samples.jsonl")[-4]  # four are kept of every evaluation
     assert shown.std() == pytest.approx(first["reward"], abs=0.003)
-    assert first["completion"].startswith("(8 x 8, mean ") and first["prompt"] == str(label)
+    assert list(first) == ["step", "phase", "prompt", "picture", "reward", "answer"]
+    assert first["picture"].startswith("(8 x 8, mean ") and first["prompt"] == str(label)
 
 
 def test_the_last_model_draws_the_last_pictures(whole: Path) -> None:

@@ -56,7 +56,7 @@ def test_a_run_leaves_a_summary_of_its_phases(whole: Path) -> None:
     assert list(summary) == ["seed", "phases"]
     assert summary["seed"] == 0
     assert [list(phase) for phase in summary["phases"]] == [
-        ["name", "algorithm", "steps", "seconds", "eval_start", "eval_end"]
+        ["name", "algorithm", "steps", "seconds", "eval_seconds", "eval_rewards", "eval_start", "eval_end"]
     ] * 2
     for phase, name in zip(summary["phases"], ["sft", "grpo"], strict=True):
         own = [line for line in metrics if line["phase"] == name]
@@ -64,6 +64,11 @@ def test_a_run_leaves_a_summary_of_its_phases(whole: Path) -> None:
         assert (phase["name"], phase["algorithm"], phase["steps"]) == (name, name, 4)
         assert (phase["eval_start"], phase["eval_end"]) == (scores[0], scores[-1])
         assert phase["seconds"] == pytest.approx(sum(line.get("time/step", 0) for line in own), abs=1e-3)
+        evaluating = [line["time/evaluation"] for line in own if "eval/score" in line]
+        assert len(evaluating) == len(scores) == 3 and all(seconds > 0 for seconds in evaluating[1:])
+        assert (evaluating[0] == 0) is (name == "grpo"), "a phase begins with what the one before it ended with"
+        assert phase["eval_seconds"] == pytest.approx(sum(evaluating), abs=1e-3)
+        assert phase["eval_rewards"] == ["exact_match"]
 
 
 def test_metrics_stand_in_order_once_and_have_names_of_the_table(whole: Path) -> None:
@@ -232,6 +237,27 @@ def test_a_dry_run_says_that_a_warm_up_takes_the_whole_phase(spec: Path, tmp_pat
     assert "rises for" not in done[7].out
     assert said.format(8, "0.004") in done[8].out
     assert said.format(16, "0.002") in done[16].out
+
+
+def test_a_batch_of_more_rows_than_there_are_is_told(spec: Path, tmp_path: Path) -> None:
+    said = "batch.rows is {}, but the data have {} rows, so that every batch is all {} of them"
+    fits = tiny.run(spec, tmp_path / "out", "--dry-run", phases__sft__batch__rows=40, phases__grpo__batch__rows=20)
+    assert fits.code == 0 and "but the data have" not in fits.out
+    change = {"phases__sft__batch__rows": 41, "phases__grpo__batch__rows": 100}
+    change |= {"phases__sft__steps": 1, "phases__grpo__steps": 1, "evaluation__limit": 1}
+    dry, wet = (tiny.run(spec, tmp_path / "out", *flags, **change) for flags in (["--dry-run"], []))
+    assert (dry.code, dry.err, wet.code, wet.err) == (0, "", 0, "")
+    assert [line for line in dry.out.splitlines() if "but the data have" in line] == [
+        f"    {said.format(41, 40, 40)}",
+        f"    {said.format(100, 20, 20)}",
+    ]
+    assert wet.out.splitlines()[:2] == [
+        f"phases.sft: {said.format(41, 40, 40)}",
+        f"phases.grpo: {said.format(100, 20, 20)}",
+    ]
+    closing = [line for line in wet.out.splitlines() if " and evaluations in " in line]
+    assert [line.split(":")[0] for line in closing] == ["sft", "grpo"]
+    assert all(", exact_match 0.000 -> 0.000" in line for line in closing)
 
 
 def test_S8_a_dry_run_refuses_what_a_run_refuses(whole: Path, spec: Path, tmp_path: Path) -> None:

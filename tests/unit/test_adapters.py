@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +26,7 @@ from areno_fn.models import FAMILIES
 from areno_fn.models.adapter_sites import chosen, shortest_targets, sites_of
 from areno_fn.models.adapters import adapt, init, merge, shapes, unmerge
 from areno_fn.models.decoder import Decoder
+from areno_fn.models.flow_layouts import FLOW_LAYOUTS
 from areno_fn.models.layouts import LAYOUTS
 from areno_fn.steps.compose import pipeline, train_step
 from areno_fn.steps.objectives.cross_entropy import cross_entropy
@@ -96,6 +98,20 @@ def test_targets_name_modules_by_their_ends() -> None:
     assert (one.runs, one.rows, one.columns) == ((("layers.1.gate_up", 80, 80),), 80, 48)
     assert shortest_targets((one,), LAYOUT) == ("model.layers.1.mlp.up_proj",)  # "up_proj" would name layer 0's too
     assert [site.runs for site in chosen(LAYOUT, ("lm_head",))] == [(("head", 0, 97),)]
+
+
+def test_a_map_that_is_named_by_a_number_is_shown_with_what_stands_before_it() -> None:
+    """Of a transformer of diffusers, whose sequences number their parts."""
+    family = FLOW_LAYOUTS["sd3"]
+    layout = family.layout(family.config_from_hf(next(iter(family.tiny().values()))))
+    names = {site.name for site in sites_of(layout)}
+    assert {"to_out.0", "net.2", "to_q"} <= names and not [name for name in names if name[0].isdigit()]
+    modules = {name: {site.module for site in chosen(layout, (name,))} for name in ("to_out.0", "net.2")}
+    assert all(found and all(module.endswith(f".{name}") for module in found) for name, found in modules.items())
+    assert "to_out.0" in shortest_targets(chosen(layout, ("to_out.0",)), layout)
+    with pytest.raises(ModelError, match=r"no module 'q_proj'; its linear maps are .*\bto_out\.0, ") as caught:
+        chosen(layout, ("q_proj",))
+    assert not re.search(r" \d+,| \d+$", str(caught.value))
 
 
 @pytest.mark.parametrize(

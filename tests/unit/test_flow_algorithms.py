@@ -304,7 +304,7 @@ def test_only_the_noisy_steps_of_an_iteration_are_stored_and_trained_on() -> Non
         assert stored == sorted({i for step in noisy for i in (step, step + 1)})
         seen.add(tuple(noisy))
         state, metrics = algorithm.step(state, batch)
-        assert metrics["train/tokens"] == 12 * 2 and metrics["train/ratio_max"] == 1
+        assert metrics["flow/steps"] == 12 * 2 and metrics["train/ratio_max"] == 1
     assert len(seen) > 2
 
 

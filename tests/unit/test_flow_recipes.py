@@ -67,7 +67,7 @@ def test_before_the_first_update_the_ratio_is_1_and_the_distance_0(dynamics: Any
     after, metrics = algorithm.step(state, batch)
     assert metrics["train/ratio_max"] == metrics["train/ratio_mean"] == 1
     assert metrics["train/logp_diff_max"] == metrics["flow/kl"] == metrics["train/clip_fraction"] == 0
-    assert metrics["train/tokens"] == 3 * 4 * 3
+    assert metrics["flow/steps"] == 3 * 4 * 3
     assert metrics["rollout/advantage_mean"] == pytest.approx(0, abs=1e-6)
     assert after.counters.rollout_iteration == after.counters.optimizer_step == 1
     _, metrics = algorithm.step(after, judged(algorithm, after))
@@ -167,7 +167,7 @@ def test_mini_batches_and_epochs_are_updates() -> None:
     state = state_of(algorithm)
     after, metrics = algorithm.step(state, judged(algorithm, state))
     assert (after.counters.optimizer_step, after.counters.rollout_iteration) == (6, 1)
-    assert metrics["train/tokens"] == 2 * 12 * 2 and metrics["train/ratio_max"] > 1
+    assert metrics["flow/steps"] == 2 * 12 * 2 and metrics["train/ratio_max"] > 1
 
 
 def test_the_reference_is_renewed() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import re
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -320,6 +322,36 @@ def test_async_calls_share_one_event_loop_for_as_long_as_the_process_lives() -> 
     for _ in range(2):
         score([reward(remember)], ROWS, TEXTS)
     assert len(set(loops)) == 1
+
+
+@pytest.mark.parametrize("form", ["batch", "group", "one"])
+def test_a_field_that_no_row_has_is_told_with_those_that_it_has(form: str) -> None:
+    calls: dict[str, Any] = {
+        "batch": lambda rows, pictures: [float(len(row["caption"])) for row in rows],
+        "group": lambda row, pictures: [float(len(row["caption"])) for _ in pictures],
+        "one": lambda row, picture: float(len(row["caption"])),
+    }
+    row = Row({"prompt": "a heron", "animal": "bird"}, "rows.jsonl", 1)
+    said = r"^the reward 'judge' failed on row 0 \(rows.jsonl:1\): KeyError: 'caption'; the row has animal, prompt$"
+    with pytest.raises(RewardError, match=said):
+        score([reward(calls[form])], [row, row], [0, 1], group=2)
+
+
+@pytest.mark.parametrize("key", ["prompt", 3, ("a",), [1]])
+def test_another_key_error_is_told_as_it_is(key: Any) -> None:
+    def fail(row: dict[str, Any], completion: str) -> float:
+        raise KeyError(key)
+
+    with pytest.raises(RewardError, match=rf"failed on row 0 \(rows.jsonl:1\): KeyError: {re.escape(repr(key))}$"):
+        score([reward(fail)], [Row({"prompt": "1"}, "rows.jsonl", 1)], ["1"])
+
+
+def test_what_pictures_are_worth_is_told_of_pictures() -> None:
+    with pytest.raises(RewardError, match=r"'judge' returned 1 values for 2 pictures; return one number for each$"):
+        score([reward(lambda rows, pictures: [1.0])], ROWS[:2], [0, 1])
+    slow = reward(lambda rows, pictures: time.sleep(60), timeout=0.01)
+    with pytest.raises(RewardError, match=r"gave no answer on the batch of 2 pictures within its timeout of 0.01 s"):
+        score([slow], ROWS[:2], [0, 1])
 
 
 def test_a_failure_of_an_async_call_names_its_row_and_ends_the_others() -> None:

@@ -28,18 +28,18 @@ def step(phase: str, seconds: float) -> dict[str, Any]:
 
 
 def score(phase: str, value: float | None) -> dict[str, Any]:
-    return {"step": 1, "phase": phase, "eval/score": value, "eval/exact_match": 0.0}
+    return {"step": 1, "phase": phase, "eval/score": value, "eval/exact_match": 0.0, "time/evaluation": 1.5}
 
 
 def test_a_phase_is_its_first_and_last_score_and_the_seconds_of_its_steps(tmp_path: Path) -> None:
     lines = [score("sft", 0.1), step("sft", 0.25), score("sft", 0.9), step("sft", 0.5), score("sft", 0.3)]
     lines += [score("grpo", 0.3), step("grpo", 2.0), score("grpo", 0.8)]
-    assert summarise(SPEC, log(tmp_path, *lines)) == {
+    names = {"eval_rewards": ["exact_match", "short"]}
+    sft = {"name": "sft", "algorithm": "sft", "steps": 2, "seconds": 0.75, "eval_seconds": 4.5, **names}
+    grpo = {"name": "grpo", "algorithm": "grpo", "steps": 1, "seconds": 2.0, "eval_seconds": 3.0, **names}
+    assert summarise(SPEC, log(tmp_path, *lines), ("exact_match", "short")) == {
         "seed": 11,
-        "phases": [
-            {"name": "sft", "algorithm": "sft", "steps": 2, "seconds": 0.75, "eval_start": 0.1, "eval_end": 0.3},
-            {"name": "grpo", "algorithm": "grpo", "steps": 1, "seconds": 2.0, "eval_start": 0.3, "eval_end": 0.8},
-        ],
+        "phases": [{**sft, "eval_start": 0.1, "eval_end": 0.3}, {**grpo, "eval_start": 0.3, "eval_end": 0.8}],
     }
 
 

@@ -213,6 +213,15 @@ def test_samples_are_lines_that_truncate_alike(tmp_path: Path) -> None:
     assert steps(path) == [1]
 
 
+def test_what_samples_are_is_the_name_of_their_field(tmp_path: Path) -> None:
+    log = SampleLog(tmp_path / "s.jsonl", "picture")
+    log.log(1, "grpo", [Sample(prompt="3", completion="(8 x 8, mean 0.25)", reward=1.0)])
+    log.close()
+    (line,) = lines(tmp_path / "s.jsonl")
+    assert list(line) == ["step", "phase", "prompt", "picture", "reward", "answer"]
+    assert line["picture"] == "(8 x 8, mean 0.25)"
+
+
 def test_a_stopwatch_measures_whole_and_laps() -> None:
     times = iter([10.0, 11.0, 13.5, 20.0, 20.0])
     watch = Stopwatch(lambda: next(times))

@@ -11,7 +11,7 @@ from areno_fn.contracts.batch import JudgedRollout
 from areno_fn.steps.token.experience import drawn_places
 
 _PEAKS = ("_max",)
-_COUNTS = ("/tokens",)
+_COUNTS = ("/tokens", "flow/steps")
 
 
 def describe(batch: JudgedRollout, advantages: torch.Tensor) -> Metrics:

@@ -18,6 +18,7 @@ from areno_fn.steps.objectives.clipped import clipped
 from areno_fn.steps.objectives.kl import bounded
 from areno_fn.steps.reduce import count_of, masked, mean_of, peak_of
 
+STEPS = "flow/steps"
 SPACES = ("mean", "velocity", "gaussian")
 
 
@@ -160,7 +161,7 @@ def dppo(
             "entropy": mean_of(a.entropy, a.weight),
             "ratio_mean": mean_of(ratio, a.weight),
             "logp_diff_mean": mean_of(difference, a.weight),
-            "tokens": count_of(a.weight),
+            STEPS: count_of(a.weight),
             "flow/kept_fraction": mean_of(kept.to(ratio.dtype), a.weight),
         }
         peaks = {"ratio_max": peak_of(ratio, a.weight), "logp_diff_max": peak_of(difference, a.weight)}
@@ -216,7 +217,8 @@ def _deviation(moves: Moves, teacher: Transition, space: str) -> torch.Tensor:
 
 
 def _with_distance(sums: Sums, moves: Moves, coefficient: float, space: str, who: str) -> Sums:
-    """The sums with the distance from the reference: its gradient reaches the current policy."""
+    """The sums with the distance from the reference, whose gradient reaches the current policy; what was counted are steps."""
+    sums = replace(sums, stats={STEPS if name == "tokens" else name: value for name, value in sums.stats.items()})
     reference = moves.batch.reference
     if reference is None:
         if coefficient:
