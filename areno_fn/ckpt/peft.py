@@ -33,6 +33,7 @@ __all__ = [
     "AdapterFolder",
     "key_of",
     "open_adapter",
+    "open_twin",
     "read_adapter",
     "write_adapter",
 ]
@@ -95,6 +96,19 @@ def open_adapter(folder: str | Path) -> AdapterFolder:
     config, header = as_peft(read_header(member(path, DIFFUSERS))) if _is_diffusers(path) else _read_peft(path)
     modules = _modules(config, {name: entry.spec for name, entry in header.entries.items()}, str(header.path))
     return AdapterFolder(path, config, header, modules)
+
+
+def open_twin(opened: AdapterFolder) -> AdapterFolder | None:
+    """The same adapter in diffusers' file, which stands beside PEFT's; None where there is none, or it is what was opened.
+
+    Raises:
+        CheckpointError: it is damaged, or lists every tensor that cannot be used.
+    """
+    if opened.header.path.name == DIFFUSERS or not (opened.path / DIFFUSERS).exists():
+        return None
+    config, header = as_peft(read_header(member(opened.path, DIFFUSERS)))
+    modules = _modules(config, {name: entry.spec for name, entry in header.entries.items()}, str(header.path))
+    return AdapterFolder(opened.path, config, header, modules)
 
 
 def read_adapter(folder: str | Path) -> AdapterFile:

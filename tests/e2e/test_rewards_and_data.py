@@ -186,7 +186,8 @@ def test_a_dry_run_asks_every_reward_once(home: Path) -> None:
     refused = start(home, "--dry-run", rewards=[{"function": "asked_rewards:broken"}], phases__grpo__data=SOURCES)
     assert refused.code == 2
     assert refused.err == (
-        "error: phases.grpo.rewards: the reward 'broken' failed on row 0 (easy.jsonl:1): KeyError: 'answers'\n"
+        "error: phases.grpo.rewards: the reward 'broken' failed on row 0 (easy.jsonl:1): KeyError: 'answers'; "
+        "the row has answer, prompt\n"
     )
     assert not (home / "out").exists()
 

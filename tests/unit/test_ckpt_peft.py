@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from areno_fn.ckpt import peft
+from areno_fn.ckpt.header import read_header
 from areno_fn.ckpt.peft import AdapterConfig, key_of, open_adapter, read_adapter, write_adapter
 from areno_fn.ckpt.peft_config import config_from_json, config_to_json
+from areno_fn.ckpt.tools.commands import command
 from areno_fn.ckpt.tools.verify import problems
 from areno_fn.contracts.errors import CheckpointError
 
@@ -86,6 +90,117 @@ def test_a_file_of_diffusers_that_does_not_say_its_scale_or_is_of_several_parts_
     assert "adapts transformer, unet" in refused({"lora_adapter_metadata": json.dumps(said)}, "unet")
     dora = {**said, "transformer.use_dora": True}
     assert "'use_dora' is True" in refused({"lora_adapter_metadata": json.dumps(dora)})
+
+
+def both(folder: Path, **changes: Any) -> Path:
+    """An adapter of a pipeline in its two files."""
+    return write_adapter(folder, config(**changes), matrices(), "transformer")
+
+
+def rewritten(folder: Path, **changes: torch.Tensor | None) -> None:
+    """Diffusers' file with other matrices of the module, by their sides; None leaves one out."""
+    file = folder / peft.DIFFUSERS
+    with safe_open(file, "pt") as opened:
+        metadata = opened.metadata()
+    tensors = load_file(file)
+    for side, tensor in changes.items():
+        key = f"transformer.{MODULE}.lora_{side}.weight"
+        tensors.pop(key) if tensor is None else tensors.update({key: tensor})
+    save_file(tensors, file, metadata=metadata)
+
+
+def test_both_files_of_an_adapter_are_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = both(tmp_path / "adapter")
+    assert problems(folder) == [] and command(["verify", str(folder), "--values"]) == 0
+    said = "2 tensors in 1 file, and the same in pytorch_lora_weights.safetensors, every number finite."
+    assert capsys.readouterr().out == f"OK {folder}: {said}\n"
+    (folder / peft.DIFFUSERS).unlink()
+    assert problems(folder) == [] and command(["verify", str(folder)]) == 0
+    assert capsys.readouterr().out == f"OK {folder}: 2 tensors in 1 file.\n"
+
+
+def test_a_number_that_differs_between_the_files_is_a_problem(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = both(tmp_path / "adapter")
+    changed = torch.arange(10.0).reshape(5, 2)
+    changed[4, 1] += 2**-10
+    changed[0, 0] = -0.0  # as a number it is the same, as bits it is not
+    rewritten(folder, B=changed)
+    key = key_of(MODULE, "B")
+    differ = f"2 of 10 numbers of what PEFT calls {key!r} differ from those of adapter_model.safetensors"
+    sentence = f"{folder / peft.DIFFUSERS}: {differ}"
+    assert problems(folder) == [sentence]
+    assert command(["verify", str(folder)]) == 1
+    assert capsys.readouterr().out == f"problem: {sentence}\n{folder}: 1 problem.\n"
+
+
+@pytest.mark.parametrize("side", ["A", "B"])
+@pytest.mark.parametrize("place", [0, -1])
+def test_a_flipped_bit_in_either_file_is_a_problem(tmp_path: Path, side: str, place: int) -> None:
+    for name in (peft.WEIGHTS, peft.DIFFUSERS):
+        folder = both(tmp_path / f"{name}-{side}{place}")
+        header = read_header(folder / name)
+        (entry,) = (entry for key, entry in header.entries.items() if f"lora_{side}" in key)
+        data = bytearray((folder / name).read_bytes())
+        data[entry.start if place == 0 else entry.stop - 1] ^= 1
+        (folder / name).write_bytes(data)
+        (found,) = problems(folder)
+        assert "1 of" in found and "numbers" in found and f"lora_{side}" in found
+
+
+def test_a_file_that_lacks_a_module_or_a_side_or_is_of_another_shape_or_dtype_is_a_problem(tmp_path: Path) -> None:
+    two = {**matrices(), **matrices("model.layers.1.self_attn.q_proj")}
+    folder = write_adapter(tmp_path / "two", config(), two, "transformer")
+    once = both(tmp_path / "once")
+    shutil.copy(once / peft.DIFFUSERS, folder / peft.DIFFUSERS)
+    assert problems(folder) == [
+        f"{folder / peft.DIFFUSERS} lacks 'model.layers.1.self_attn.q_proj', which adapter_model.safetensors adapts"
+    ]
+    assert open_adapter(folder).modules and problems(once) == []
+    rewritten(once, A=None)
+    (found,) = problems(once)
+    assert f"{key_of(MODULE, 'A')!r} is missing" in found
+    wide = both(tmp_path / "wide")
+    rewritten(wide, B=torch.zeros(7, 2))
+    assert problems(wide) == [
+        f"{wide / peft.DIFFUSERS}: what PEFT calls {key_of(MODULE, 'B')!r} is float32 [7, 2], but for PEFT float32 [5, 2]"
+    ]
+    half = both(tmp_path / "half")
+    rewritten(half, B=matrices()[key_of(MODULE, "B")].bfloat16())
+    (found,) = problems(half)
+    assert "is bfloat16 [5, 2], but for PEFT float32 [5, 2]" in found
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"lora_alpha": 8}, "has alpha 8, but for PEFT it is 4"),
+        ({"use_rslora": True}, "has scale 2.82843, but for PEFT it is 2"),
+        ({"alpha_pattern": {"q_proj": 1}}, "has alpha 1, but for PEFT it is 4"),
+    ],
+)
+def test_a_scale_that_differs_between_the_files_is_a_problem(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    folder, other = both(tmp_path / "adapter"), both(tmp_path / "other", **changes)
+    shutil.copy(other / peft.DIFFUSERS, folder / peft.DIFFUSERS)
+    assert problems(folder) == [f"{folder / peft.DIFFUSERS}: {MODULE!r} {said}"]
+
+
+def test_a_damaged_or_silent_file_of_diffusers_beside_the_others_is_a_problem(tmp_path: Path) -> None:
+    folder = both(tmp_path / "adapter")
+    file = folder / peft.DIFFUSERS
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-3])
+    (found,) = problems(folder)
+    assert str(file) in found
+    file.write_bytes(b"")
+    assert len(problems(folder)) == 1
+    tensors = {f"transformer.{key.removeprefix('base_model.model.')}": tensor for key, tensor in matrices().items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+    (found,) = problems(folder)
+    assert "has no lora_adapter_metadata" in found
 
 
 def test_keys_are_those_of_peft() -> None:

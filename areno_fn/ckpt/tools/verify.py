@@ -10,13 +10,14 @@ from areno_fn.ckpt.folder import CONFIG, GENERATION
 from areno_fn.ckpt.header import read_header
 from areno_fn.ckpt.jsontext import strict_json
 from areno_fn.ckpt.paths import member, read_small
-from areno_fn.ckpt.peft import open_adapter
+from areno_fn.ckpt.peft import open_adapter, open_twin
 from areno_fn.ckpt.store import Store, open_store
 from areno_fn.ckpt.tensorfile import Reader
 from areno_fn.ckpt.tools.numbers import Side, looked_at
 from areno_fn.ckpt.tools.pieces import Progress, piece, summed
 from areno_fn.ckpt.tools.source import Source, kind_of
 from areno_fn.ckpt.tools.text import many
+from areno_fn.ckpt.tools.twins import twin_problems
 from areno_fn.ckpt.verify import state_problems
 from areno_fn.ckpt.words import brief
 from areno_fn.contracts.errors import CheckpointError
@@ -38,7 +39,9 @@ def problems(path: str | Path) -> list[str]:
     if kind == "state":
         return state_problems(place)
     try:
-        _ = open_adapter(place) if kind == "adapter" else read_header(place)
+        if kind == "adapter":
+            return twin_problems(open_adapter(place))
+        read_header(place)
     except CheckpointError as error:
         return [str(error)]
     return []
@@ -80,7 +83,9 @@ def hashes(path: Path) -> Iterator[tuple[str, str]]:
 
 def good(source: Source) -> str:
     """What was found to be in order, for the line that says so."""
-    return f"{many(len(source.files), 'tensor')} in {many(len(source.headers), 'file')}"
+    twin = None if source.adapter is None else open_twin(source.adapter)
+    again = "" if twin is None else f", and the same in {twin.header.path.name}"
+    return f"{many(len(source.files), 'tensor')} in {many(len(source.headers), 'file')}{again}"
 
 
 def _folder(folder: Path) -> Iterator[str]:
