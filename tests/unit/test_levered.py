@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import pytest
 import torch
 
 from areno_fn import tree
 from areno_fn.autodiff import value_and_grad
 from areno_fn.contracts.batch import Example, Experience, PackedTokens
+from areno_fn.contracts.errors import KernelError
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.record import replace
 from areno_fn.contracts.spec import Sampling
+from areno_fn.kernels import consistency
+from areno_fn.kernels.consistency import BITWISE
+from areno_fn.kernels.linear_token_loss import linear_token_loss
 from areno_fn.models.decoder import DecoderConfig, init
 from areno_fn.models.decoder_policy import DecoderPolicy
 from areno_fn.steps.compose import pipeline
@@ -70,8 +75,8 @@ def experience(kept: int = 0) -> Experience:
     )
 
 
-def compared(first: Any, loss: Any, batch: Any) -> None:
-    params = init(CONFIG, Key.of(2))
+def compared(first: Any, loss: Any, batch: Any, dtype: torch.dtype = torch.float32) -> None:
+    params = tree.map(lambda x: x.to(dtype), init(CONFIG, Key.of(2)))
     together = pipeline(first, loss)
     derive = value_and_grad(lambda p, run: ((sums := run(p)).total, sums), has_aux=True)
     got = derive(params, lambda p: together(p, batch))
@@ -95,6 +100,30 @@ def test_the_clipped_surrogate(kl_coef: float, calls: list[int]) -> None:
 def test_a_truncated_distribution(calls: list[int]) -> None:
     compared(act(POLICY, Sampling(top_k=7, top_p=0.9)), clipped(), experience(kept=5))
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0.7), Sampling(top_k=7, top_p=0.9)])
+def test_log_probabilities_of_a_rollout_bit_for_bit(
+    sampling: Sampling, calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    products: list[int] = []
+
+    def ordered(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        products.append(len(x))
+        return BITWISE.linear(x, weight, bias)
+
+    monkeypatch.setitem(consistency._BY_NAME, "bitwise", attrs.evolve(BITWISE, linear=ordered))
+    policy = attrs.evolve(POLICY, consistency="bitwise")
+    kept = 5 if sampling.top_k else 0
+    compared(act(policy, sampling), clipped(kl_coef=0.1), experience(kept=kept), torch.float64)
+    assert len(calls) == 1
+    assert 4 in products  # the logits of four rows are made by the product of the rollout
+
+
+def test_a_product_of_its_own_is_scored_by_the_caller() -> None:
+    x, targets = torch.ones(3, 2), torch.zeros(3, dtype=torch.long)
+    with pytest.raises(KernelError, match="give `scored` with `linear`"):
+        linear_token_loss(x, torch.ones(4, 2), targets, lambda first, logp, _: logp, linear=lambda x, w: x @ w.t())
 
 
 def test_a_loss_of_sequences_waits_for_all_log_probabilities(calls: list[int]) -> None:

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from areno_fn.autodiff import custom_vjp
+from areno_fn.contracts.errors import KernelError
 from areno_fn.kernels.backend import backend, require
 from areno_fn.kernels.linear_token_loss import reference
-from areno_fn.kernels.linear_token_loss.scored import Scored, Slope
+from areno_fn.kernels.linear_token_loss.scored import Linear, Scored, Slope
 
-__all__ = ["Scored", "Slope", "linear_token_loss"]
+__all__ = ["Linear", "Scored", "Slope", "linear_token_loss"]
 
 CHUNK = 320 * 2**20
 """Logits that exist at once, as a rule: 640 MiB in bfloat16."""
@@ -26,6 +27,7 @@ def linear_token_loss(
     scale: float = 1.0,
     *,
     scored: Scored | None = None,
+    linear: Linear | None = None,
     chunk: int = CHUNK,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`token_logp(scale * (hidden weight^T), targets)`, and a 0 whose gradient is that of a loss of the log-probabilities.
@@ -50,6 +52,7 @@ def linear_token_loss(
         scale: factor of the logits, such as one over a temperature; finite and not 0.
         scored: in the place of `token_logp`, for another distribution, such as one of which tokens are cut off; it
             scales by itself.
+        linear: what makes the logits, where their bits matter; with `scored` alone. Gradients are plain products.
         chunk: logits that may exist at once.
 
     Returns:
@@ -66,9 +69,13 @@ def linear_token_loss(
     fits = fits and hidden.is_floating_point() and hidden.dtype == weight.dtype
     wanted = "hidden must be floating [M, D], weight [V, D] of the same dtype with V > 0, and targets int64 [M]"
     require(fits, "linear_token_loss", wanted, hidden, weight, targets)
+    if linear is not None and scored is None:
+        raise KernelError(
+            "linear_token_loss: logits of another product are scored by the caller; give `scored` with `linear`"
+        )
     rows = rows_at_once(hidden.shape[0], weight.shape[0], chunk)
     lever, logp, entropy, _, _ = _linear_token_loss(
-        hidden, weight, targets, slope, scale, scored, rows, weight.requires_grad
+        hidden, weight, targets, slope, scale, scored, linear, rows, weight.requires_grad
     )
     return lever, logp, entropy
 
@@ -98,13 +105,13 @@ def _pull(cotangents: tuple[Any, ...], inputs: tuple[Any, ...], outputs: tuple[A
     factor = cotangents[0]
     into_hidden = factor.to(dhidden.dtype) * dhidden
     if not trained:
-        return into_hidden, None, *[None] * 6
+        return into_hidden, None, *[None] * 7
     into_weight = torch.empty_like(weight, memory_format=torch.contiguous_format)
     if backend("linear_token_loss", dweight) == "reference":
         torch.mul(dweight, factor, out=into_weight)
     else:
         importlib.import_module("areno_fn.kernels.linear_token_loss.triton").scaled(dweight, factor, into_weight)
-    return into_hidden, into_weight, *[None] * 6
+    return into_hidden, into_weight, *[None] * 7
 
 
 _linear_token_loss = custom_vjp(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from areno_fn.kernels.linear_token_loss.scored import Scored, Slope, pulled
+from areno_fn.kernels.linear_token_loss.scored import Linear, Scored, Slope, pulled
 from areno_fn.kernels.token_logp import reference as token_logp
 
 
@@ -15,6 +15,7 @@ def forward(
     slope: Slope,
     scale: float,
     scored: Scored | None,
+    linear: Linear | None,
     rows: int,
     into_weight: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -25,7 +26,7 @@ def forward(
     total = torch.zeros(weight.shape if into_weight else (0, weight.shape[1]), dtype=dtype)
     for first in range(0, targets.shape[0], rows):
         here = slice(first, first + rows)
-        logits = hidden[here] @ weight.t()
+        logits = hidden[here] @ weight.t() if linear is None else linear(hidden[here], weight)
         if scored is None:
             logits = logits.to(dtype) * scale
             logp[here], entropy[here], peak, log_sum = token_logp.forward(logits, targets[here])

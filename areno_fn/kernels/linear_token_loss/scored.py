@@ -13,6 +13,10 @@ Scored = Callable[[int, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """`(first, logits) -> (logp, entropy)` of the rows from `first` on, of which logp is differentiable in the logits."""
 
 
+Linear = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""`(hidden [R, D], weight [V, D]) -> logits [R, V]`."""
+
+
 def pulled(scored: Scored, slope: Slope, first: int, logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Log-probabilities, entropies, and the gradient of the loss in some rows of logits."""
     with torch.enable_grad():

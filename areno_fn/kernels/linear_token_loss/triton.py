@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from areno_fn.kernels.launch import ROUNDING, Steps, on_device_of, resident, tile, warps, wide
-from areno_fn.kernels.linear_token_loss.scored import Scored, Slope, pulled
+from areno_fn.kernels.linear_token_loss.scored import Linear, Scored, Slope, pulled
 
 ABSENT = -1e30
 """A logit that no model has, and whose distance from any other is finite."""
@@ -28,6 +28,7 @@ def forward(
     slope: Slope,
     scale: float,
     scored: Scored | None,
+    linear: Linear | None,
     rows: int,
     into_weight: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -38,7 +39,8 @@ def forward(
     dhidden = torch.empty(hidden.shape, dtype=hidden.dtype, device=hidden.device)
     total = torch.empty(weight.shape if into_weight else (0, width), dtype=dtype, device=hidden.device)
     rows = min(rows, count)
-    scratch = torch.empty(rows, size + -size % EVEN, dtype=hidden.dtype, device=hidden.device)
+    kept = rows if linear is None else 0
+    scratch = torch.empty(kept, size + -size % EVEN, dtype=hidden.dtype, device=hidden.device)
     hidden = hidden.contiguous()
     if not count:
         total.zero_()
@@ -46,7 +48,7 @@ def forward(
         for first in range(0, count, max(rows, 1)):
             here = slice(first, first + rows)
             part = hidden[here]
-            logits = torch.mm(part, weight.t(), out=scratch[: part.shape[0], :size])
+            logits = linear(part, weight) if linear else torch.mm(part, weight.t(), out=scratch[: part.shape[0], :size])
             if scored is None:
                 turn(logits, targets[here], logp[here], entropy[here], scale)
                 factor = slope(first, logp[here], entropy[here]).to(dtype) * scale

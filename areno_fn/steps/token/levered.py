@@ -11,7 +11,8 @@ from areno_fn.contracts.actions import Sums
 from areno_fn.contracts.policy import TokenPolicy, is_bitwise
 from areno_fn.contracts.record import replace
 from areno_fn.contracts.spec import Sampling
-from areno_fn.kernels.linear_token_loss import linear_token_loss
+from areno_fn.kernels.consistency import primitives
+from areno_fn.kernels.linear_token_loss import CHUNK, linear_token_loss
 from areno_fn.steps.token import head
 from areno_fn.steps.token.sampling import MAX_LOGITS, cuts, log_probs
 
@@ -61,7 +62,13 @@ def levered(
         here = slice(first, first + logits.shape[0])
         return log_probs(logits, targets[here], sampling, None if kept is None else kept[here])
 
-    if cuts(sampling, policy.vocab_size):
+    if is_bitwise(policy):  # rows of logits as a rollout has them
+        linear = primitives("bitwise").linear
+        chunk = max_logits if cuts(sampling, policy.vocab_size) else max(CHUNK // 2, max_logits)
+        lever, logp, entropy = linear_token_loss(
+            hidden, matrix, targets, slope, scored=scored, linear=linear, chunk=chunk
+        )
+    elif cuts(sampling, policy.vocab_size):
         lever, logp, entropy = linear_token_loss(hidden, matrix, targets, slope, scored=scored, chunk=max_logits)
     else:
         lever, logp, entropy = linear_token_loss(hidden, matrix, targets, slope, 1 / (sampling.temperature or 1.0))
@@ -72,9 +79,9 @@ def levered(
 def _matrix(
     policy: TokenPolicy, params: Any, hidden: torch.Tensor, targets: torch.Tensor, max_logits: int
 ) -> torch.Tensor | None:
-    """The head, where logits with a gradient are too many to be kept, and are one product that need not be a rollout's."""
+    """The head, where logits with a gradient are too many to be kept, and are one product."""
     few = targets.shape[0] <= max(1, max_logits // policy.vocab_size)
-    if few or is_bitwise(policy) or not isinstance(policy, head.LinearHead):
+    if few or not isinstance(policy, head.LinearHead):
         return None
     matrix = policy.head(params)
     if not isinstance(matrix, torch.Tensor) or not head.in_parts(hidden, matrix):
