@@ -195,7 +195,8 @@ class Phase(Spec, frozen=True, kw_only=True):
     `stop_at` above 0 ends the phase early, once an evaluation's score reaches it. `denoising` is how its evaluations draw,
     in the place of that of `evaluation`. What is in `offload` stays in the memory of the host between its uses. With `remat`
     k every k-th layer, from the first, keeps its input alone for the backward pass, which computes the layer again; 0: none,
-    1: all.
+    1: all. With `capture` an update of a model of text is replayed as a graph of a GPU, and its micro-batches are padded to few
+    sizes, of which each has a graph; padding weighs 0.
     """
 
     name: Name
@@ -211,6 +212,7 @@ class Phase(Spec, frozen=True, kw_only=True):
     ema: EMA | None = None
     offload: list[Snapshot] = []
     remat: Natural = 0
+    capture: bool = False
 
 
 class FullFinetune(Spec, frozen=True, kw_only=True, tag="full", tag_field="kind"):

@@ -16,6 +16,7 @@ from areno_fn.contracts.spec import (
     GRPO,
     GSPO,
     PPO,
+    AdamW8bitSpec,
     Batch,
     FlowGrouped,
     FlowReferred,
@@ -141,6 +142,7 @@ def _phase(spec: RunSpec, phase: Phase) -> Iterator[str]:
     if not phase.data:
         yield f"{where}.data: a phase needs at least one data source"
     yield from _optimizers(phase, where)
+    yield from _capture(phase, where)
     yield from _snapshots(spec, phase, where)
     if isinstance(phase.algorithm, DPO) and phase.algorithm.label_smoothing and phase.algorithm.loss != "sigmoid":
         yield f"{where}.algorithm.label_smoothing: it belongs to the loss 'sigmoid'; remove it, or `loss`"
@@ -241,6 +243,15 @@ def _optimizers(phase: Phase, where: str) -> Iterator[str]:
             yield f"{at}.groups: two groups are named {name!r}; names must differ"
         for name in sorted(set(names) & set(_KINDS)):
             yield f"{at}.groups: {name!r} is what an optimizer calls the parameters of no group; name the group differently"
+
+
+def _capture(phase: Phase, where: str) -> Iterator[str]:
+    for optimizer in phase.optimizers if phase.capture else ():
+        if isinstance(optimizer, AdamW8bitSpec):
+            yield (
+                f"{where}.capture: adamw8bit, which moves the {optimizer.role}, rounds by keys that the host sends with every "
+                f"update, and a graph has no host; use adamw, or remove this"
+            )
 
 
 def _schedule(schedule: Schedule, where: str) -> Iterator[str]:

@@ -14,6 +14,7 @@ from areno_fn.engine.predict import nbytes, predict
 from areno_fn.models.decoder import DecoderConfig
 from areno_fn.steps.recipes import ACTOR
 from areno_fn.steps.token.sampling import cuts
+from areno_fn.steps.token.sizes import coarse, rounded
 from areno_fn.steps.variants import AVERAGE
 
 _HALF = {torch.bfloat16, torch.float16}
@@ -21,6 +22,8 @@ _HALF = {torch.bfloat16, torch.float16}
 
 def foreseen(made: Plan, spec: Phase) -> Footprint | None:
     """The most that a training step of a phase takes on a GPU, its snapshots included and what draws samples left out.
+
+    Where updates are captured, what their graphs have set aside stands beside a step of a size that is not captured yet.
 
     None where there is no account of the layers: of other models than dense decoders, in float32, with adapters, or with a
     critic beside the actor; and where tokens are cut off before one is drawn, whose logits are made another way.
@@ -40,11 +43,24 @@ def foreseen(made: Plan, spec: Phase) -> Footprint | None:
     found = predict(
         config,
         moved,
-        min(max(batch.micro_tokens, batch.max_length), rows * batch.max_length),
+        _tokens(spec, rows),
         remat=spec.remat,
         micro_batches=-(-rows * batch.max_length // batch.micro_tokens),
         dtype=dtypes.pop(),
     )
     here = {name for name in snapshots_of(spec) if name not in spec.offload}
     kept = sum(nbytes(shapes) if name != AVERAGE else 4 * count(shapes) for name in here)
-    return found.beside({"snapshots": kept})
+    graphs = sum(size for name, size in found.parts.items() if name not in _LASTING) if spec.capture else 0
+    return found.beside({"snapshots": kept, "graphs": graphs})
+
+
+_LASTING = ("parameters", "masters", "moments")
+"""What stays between steps."""
+
+
+def _tokens(spec: Phase, rows: int) -> int:
+    """Most tokens of a micro-batch, with its padding where it has one."""
+    longest, every = spec.batch.max_length, rows * spec.batch.max_length
+    if spec.capture:
+        longest, every = rounded(longest + 1), rounded(every + coarse(rows + 1))
+    return min(max(spec.batch.micro_tokens, longest), every)

@@ -74,6 +74,7 @@ def train(plan: Plan, state: TrainState, recorder: Recorder, stop: Callable[[], 
         recorder.evaluated(state, latest, average)
         ended = state.cursor.step >= phase.steps or _reached(phase, latest)
         if ended:
+            _let_graphs_go(phase)
             state = replace(state, cursor=_behind(plan, state.cursor))
         stopping = stop()
         if ended or stopping or recorder.due(state):
@@ -170,7 +171,8 @@ def _preference_step(
     known = references.of(rows, compute, state.snapshots[REFERENCE])
     phase.residency.release()
     seconds = {"time/score": watch.lap()}
-    batch = pair_batches([phase.pairs[row] for row in rows], known, phase.spec.batch.micro_tokens)
+    pairs = [phase.pairs[row] for row in rows]
+    batch = pair_batches(pairs, known, phase.spec.batch.micro_tokens, few_sizes=phase.spec.capture)
     batch = to_device(batch, plan.device)
     state, metrics = phase.algorithm.step(donate(state), batch)
     return _advance(phase, state, count_epochs=True), metrics | seconds
@@ -205,6 +207,12 @@ def _generation_step(plan: Plan, phase: PhasePlan, state: TrainState) -> tuple[T
     means = {f"reward/{name}": sum(values) / len(values) for name, values in parts.items()}
     judged = Judged(rows=owners, samples=samples, totals=totals)
     return _advance(phase, state, count_epochs=False), metrics | means | rates | seconds, judged
+
+
+def _let_graphs_go(phase: PhasePlan) -> None:
+    """The memory of captured updates is not kept beside another phase."""
+    if phase.graphs is not None:
+        phase.graphs.clear()
 
 
 def _let_go(plan: Plan) -> None:

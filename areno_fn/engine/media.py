@@ -71,6 +71,8 @@ def _phase(phase: Phase, name: str, medium: Medium, prompted: bool) -> Iterator[
                 yield f"{where}.batch.{field}: it is about tokens, and {name} makes pictures; remove it"
     else:
         yield from _clips(phase.rewards, where, name)
+    if medium == "pictures" and phase.capture:
+        yield f"{where}.capture: {name} makes pictures, and what its updates are made of may wait for the host; remove this"
     if medium == "text" and phase.batch.micro_rows:
         yield f"{where}.batch.micro_rows: it is about pictures, and {name} makes text; use micro_tokens"
     if isinstance(algorithm, FlowAlgorithm) and medium == "pictures":

@@ -16,6 +16,7 @@ from areno_fn.contracts.flow_policy import FlowPolicy
 from areno_fn.contracts.policy import ComputesAgain, TokenPolicy
 from areno_fn.contracts.spec import FlowWhole, Phase, Repeated
 from areno_fn.contracts.state import TrainState
+from areno_fn.engine.captures import graphs_of
 from areno_fn.engine.cast import Cast
 from areno_fn.engine.critic import CriticPlan
 from areno_fn.engine.medium import Medium
@@ -24,6 +25,7 @@ from areno_fn.engine.place import at
 from areno_fn.engine.residency import Residency
 from areno_fn.engine.rewards import Loaded, load_all
 from areno_fn.steps import recipes
+from areno_fn.steps.capture import Graphs
 from areno_fn.steps.compose import View
 from areno_fn.steps.variants import AVERAGE, ema_params
 from areno_fn.world.data import read_all, source_names
@@ -51,6 +53,7 @@ class PhasePlan:
         rewards: judges of the training samples, empty for feedback none.
         mixed: how often an epoch reads each data set, where they have weights.
         residency: where its snapshots lie.
+        graphs: where its captured updates are kept; None where none are captured.
     """
 
     spec: Phase
@@ -63,6 +66,7 @@ class PhasePlan:
     residency: Residency
     mixed: Mixture = ()
     pairs: tuple[Pair, ...] = ()
+    graphs: Graphs | None = None
 
     @property
     def size(self) -> int:
@@ -131,7 +135,7 @@ def plan_phase(
         DataError: a row cannot be used. RewardError: a reward cannot be had, or cannot judge a row. SpecError: lengths do not fit.
     """
     where = f"phases.{spec.name}"
-    policy = _computing_again(policy, spec, where)
+    policy, graphs = _computing_again(policy, spec, where), graphs_of(spec, device)
     with at(f"{where}.rewards"):
         rewards = load_all(spec.rewards, loaded)
     medium.require_fit(spec, where)
@@ -161,6 +165,7 @@ def plan_phase(
         ema=spec.ema,
         shelves=residency.shelves,
         donate=True,  # as the loop does, which keeps no state beside the one that a step returns
+        graphs=graphs,
         levels=levels,
         teachers={} if cast is None else cast.teaching,
         sources=tuple(row.source for row in rows),
@@ -178,6 +183,7 @@ def plan_phase(
         prompts=found.prompts,
         rewards=rewards,
         residency=residency,
+        graphs=graphs,
         mixed=mixed,
     )
 

@@ -117,6 +117,8 @@ def describe(spec: RunSpec, *, resume: bool = False, overwrite: bool = False, ac
         lines += [f"    {line}" for line in long_warmups(phase.spec, phase.steps)]
         taken = foreseen(made, phase.spec)
         lines += [] if taken is None else [f"    a step takes, on a GPU, at most {taken}"]
+        if phase.graphs is not None:
+            lines.append(f"    updates are captured: at most {phase.graphs.most} sizes at a time, in one memory")
         lines += [f"    keeps {name}{_place(phase.spec, name)}" for name in snapshots_of(phase.spec)]
         lines += _rehearsed(f"phases.{phase.spec.name}.rewards", phase.rewards, phase.rows, made.medium)
     if made.evaluation is not None:

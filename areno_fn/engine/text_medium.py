@@ -77,7 +77,7 @@ class Text:
 
     def batch(self, examples: Sequence[Any], rows: Sequence[int], spec: Phase) -> tuple[PackedTokens, ...]:
         """Micro-batches of packed documents."""
-        return micro_batches([examples[row] for row in rows], spec.batch.micro_tokens)
+        return micro_batches([examples[row] for row in rows], spec.batch.micro_tokens, few_sizes=spec.capture)
 
     def prompts(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], device: torch.device) -> Prompts:
         """The prompts of some rows, padded."""

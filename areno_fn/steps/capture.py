@@ -6,17 +6,22 @@ flat tuples of a tree's leaves.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
+from itertools import count as numbers
 from typing import Any
 
 import attrs
 import torch
 import torch.utils._pytree as pytree
 
-from areno_fn.contracts.errors import KernelError
+from areno_fn.contracts.errors import KernelError, SpecError
 
 Move = Callable[[Any, Any, Any], tuple[Any, Any]]
 """`(moved, frozen, given) -> (moved, told)`, trees of tensors; it may write to what is moved, and to nothing else."""
+
+MOST = 16
+"""Graphs that are kept, as a rule."""
 
 
 @attrs.frozen(eq=False)
@@ -36,19 +41,71 @@ class _Graph:
     told: Any
 
 
+class Graphs:
+    """The graphs of one or more moves that take turns, in one memory; the one that was not used for longest gives way.
+
+    Args:
+        most: shapes that are remembered, and so graphs that are kept, of all moves together.
+
+    Raises:
+        SpecError: `most` is not at least 1.
+    """
+
+    def __init__(self, most: int = MOST) -> None:
+        if most < 1:
+            raise SpecError(f"Graphs needs most of at least 1, received {most}")
+        self.most = most
+        self.memory: Any = None
+        self._held: OrderedDict[Any, _Graph | None] = OrderedDict()
+        self._numbers = numbers()
+
+    def number(self) -> int:
+        """A number for the shapes of one move."""
+        return next(self._numbers)
+
+    def seen(self, kind: Any) -> bool:
+        """Whether a shape is remembered."""
+        return kind in self._held
+
+    def of(self, kind: Any) -> _Graph | None:
+        """The graph of a shape that is remembered, where there is one; it is then the one that was used last."""
+        self._held.move_to_end(kind)
+        return self._held[kind]
+
+    def put(self, kind: Any, graph: _Graph | None) -> None:
+        """Remembers a shape, with its graph once it is captured."""
+        self._held[kind] = graph
+        self._held.move_to_end(kind)
+        if len(self._held) > self.most:
+            self._held.popitem(last=False)
+        kept = [one for one in self._held.values() if one is not None]
+        # a memory without a graph cannot be asked for again
+        self.memory = kept[-1].graph.pool() if kept else None
+
+    def clear(self) -> None:
+        """Forgets all, and gives their memory back."""
+        self._held.clear()
+        self.memory = None
+
+    @property
+    def count(self) -> int:
+        """How many graphs there are."""
+        return sum(graph is not None for graph in self._held.values())
+
+
 class Captured:
     """A move whose second call with a shape is captured and from then on replayed; made by `captured`."""
 
-    def __init__(self, move: Move) -> None:
+    def __init__(self, move: Move, graphs: Graphs) -> None:
         self._move = move
-        self._graphs: dict[Any, _Graph | None] = {}
-        self._memory: Any = None
+        self._graphs = graphs
+        self._number = graphs.number()
 
     def __call__(self, moved: Any, frozen: Any, given: Any) -> tuple[Any, Any]:
-        """What the move returns. On a GPU the next call overwrites what is told.
+        """What the move returns. On a GPU the next call overwrites what is told, and what is moved stays where it is.
 
         Raises:
-            KernelError: a leaf is no tensor.
+            KernelError: a leaf is no tensor, or something in the move cannot be captured.
         """
         held, structure = pytree.tree_flatten((moved, frozen))
         read, shape = pytree.tree_flatten(given)
@@ -57,36 +114,56 @@ class Captured:
                 raise KernelError(
                     f"a captured update takes trees of tensors, and was given {leaf!r}; make it a static field of its record"
                 )
-        if not all(leaf.is_cuda for leaf in (*held, *read)):
+        if not captures(held, read):
             return self._move(moved, frozen, given)
-        kind = (structure, shape, tuple((x.shape, x.dtype, x.stride()) for x in (*held, *read)))
-        if kind not in self._graphs:
+        kind = (self._number, structure, shape, tuple((x.shape, x.dtype, x.stride()) for x in (*held, *read)))
+        if not self._graphs.seen(kind):
             # once as it is: kernels are compiled, and libraries take their memory
-            self._graphs[kind] = None
-            return self._move(moved, frozen, given)
-        found = self._graphs[kind]
+            told = self._moved(moved, frozen, given)
+            self._graphs.put(kind, None)
+            return moved, told
+        found = self._graphs.of(kind)
         if found is None or any(mine is not leaf for mine, leaf in zip(found.held, held, strict=True)):
-            found = self._graphs[kind] = self._captured(moved, frozen, given)
+            found = self._captured(kind, moved, frozen, given)
         torch._foreach_copy_(list(found.given), read)
         found.graph.replay()
         torch.autograd.graph.increment_version(pytree.tree_leaves(moved))
         return moved, found.told
 
-    def _captured(self, moved: Any, frozen: Any, given: Any) -> _Graph:
+    def _moved(self, moved: Any, frozen: Any, given: Any) -> Any:
+        """What the move tells. What it moves stays where it is, so that graphs of other shapes find it."""
+        after, told = self._move(moved, frozen, given)
+        for old, new in zip(pytree.tree_leaves(moved), pytree.tree_leaves(after), strict=True):
+            if new is not old:
+                old.copy_(new)
+        return told
+
+    def _captured(self, kind: Any, moved: Any, frozen: Any, given: Any) -> _Graph:
         own = pytree.tree_map(torch.clone, given)
         graph = torch.cuda.CUDAGraph()
-        # another thread may be copying a checkpoint to the host meanwhile
-        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
-            after, told = self._move(moved, frozen, own)
-            for old, new in zip(pytree.tree_leaves(moved), pytree.tree_leaves(after), strict=True):
-                if new is not old:
-                    old.copy_(new)
-        self._memory = graph.pool()  # shapes take turns, so that one memory serves them all
+        try:
+            # another thread may be copying a checkpoint to the host meanwhile
+            with torch.cuda.graph(graph, pool=self._graphs.memory, capture_error_mode="thread_local"):
+                told = self._moved(moved, frozen, own)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise KernelError(
+                f"an update cannot be captured as a graph, because something in it waits for the device or is not for one "
+                f"({str(error).splitlines()[0]}); do without that, or without capture"
+            ) from error
         held = tuple(pytree.tree_leaves((moved, frozen)))
-        return _Graph(graph, held, tuple(pytree.tree_leaves(own)), told)
+        made = _Graph(graph, held, tuple(pytree.tree_leaves(own)), told)
+        self._graphs.put(kind, made)
+        return made
 
 
-def captured(move: Move) -> Captured:
+def captures(held: list[Any], read: list[Any]) -> bool:
+    """Whether a move of such leaves is captured: all of them lie on a GPU."""
+    return all(leaf.is_cuda for leaf in (*held, *read))
+
+
+def captured(move: Move, graphs: Graphs | None = None) -> Captured:
     """The same move, captured on a GPU.
 
     The first call of a shape runs as it is; the second is captured. What is moved stays where it is: a caller that hands
@@ -95,5 +172,6 @@ def captured(move: Move) -> Captured:
 
     Args:
         move: `(moved, frozen, given) -> (moved, told)`, which never waits for the device.
+        graphs: where graphs are kept; with those of other moves, if they are given the same.
     """
-    return Captured(move)
+    return Captured(move, Graphs() if graphs is None else graphs)

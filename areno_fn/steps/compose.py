@@ -17,7 +17,7 @@ from areno_fn.contracts.optim import Optimizer
 from areno_fn.contracts.record import donate as donated
 from areno_fn.contracts.record import replace
 from areno_fn.contracts.state import TrainState
-from areno_fn.steps.capture import captured
+from areno_fn.steps.capture import Graphs, captured
 from areno_fn.steps.donation import Alone
 from areno_fn.steps.joins import Ends, Stage, ends, fits, join, show, stage_name
 from areno_fn.steps.objectives.separable import is_separable
@@ -188,7 +188,7 @@ def train_step(
     reduce: Reduce = alone,
     prefix: str = "train",
     donate: bool = False,
-    capture: bool = False,
+    capture: bool | Graphs = False,
 ) -> Callable[[TrainState, Sequence[Any]], tuple[TrainState, Metrics]]:
     """One update of one role: accumulate, move, report.
 
@@ -210,7 +210,7 @@ def train_step(
         donate: the step may write to the role's parameters and moments; nothing else may hold them, as a view, another
             role or a snapshot.
         capture: on a GPU, the second step of every shape of micro-batches is captured as a CUDA graph, which is replayed from
-            then on (`areno_fn.steps.capture`). It needs `donate`.
+            then on (`areno_fn.steps.capture`). It needs `donate`. Steps that are given one `Graphs` share its memory.
 
     Returns:
         `(state, micro-batches) -> (state, metrics)`. `Counters.optimizer_step` advances by 1. The metrics
@@ -223,7 +223,8 @@ def train_step(
             such role, or no moments of it, or where something else in it shares the memory of what is donated.
         DonatedError: from reading a state that was donated.
     """
-    if capture and not donate:
+    graphs = capture if isinstance(capture, Graphs) else Graphs() if capture else None
+    if graphs is not None and not donate:
         raise SpecError("train_step: a captured step writes to its state, so write capture=True, donate=True")
 
     def seen(params: Any, frozen: Mapping[str, Any]) -> Any:
@@ -238,7 +239,7 @@ def train_step(
         params, optim, stats = apply(gradient, optim, params)
         return (params, optim), (sums, stats)
 
-    moving = captured(move) if capture else move
+    moving = move if graphs is None else captured(move, graphs)
     require_alone = Alone()
 
     def step(state: TrainState, batches: Sequence[Any]) -> tuple[TrainState, Metrics]:

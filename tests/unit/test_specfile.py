@@ -90,7 +90,7 @@ def test_a_good_file_is_read_with_its_defaults(base: Path) -> None:
             "foo: 3",
             "phases.sft has no field 'foo'; "
             "its fields are name, algorithm, data, steps, epochs, stop_at, denoising, batch, optimizers, rewards, ema, offload, "
-            "remat",
+            "remat, capture",
         ),
         ("model:", "modle: 1\nmodel:", "the specification has no field 'modle'; the nearest is 'model'"),
         (

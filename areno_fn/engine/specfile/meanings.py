@@ -269,6 +269,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "ema": "an average of the actor beside it; when absent, none",
         "offload": "snapshots that stay in host memory between their uses; changes no result",
         "remat": "every so many-th layer is computed again for its gradient, not kept: 0 none, 1 all, 2 half",
+        "capture": "updates are replayed as graphs of a GPU, of batches padded to few sizes; changes roundings alone",
     },
     "EMA": {
         "decay": "share of the average that stays at an update",

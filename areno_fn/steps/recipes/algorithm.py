@@ -19,6 +19,7 @@ from areno_fn.contracts.policy import TokenPolicy
 from areno_fn.contracts.record import replace
 from areno_fn.contracts.spec import EMA
 from areno_fn.contracts.state import TrainState
+from areno_fn.steps.capture import Graphs
 from areno_fn.steps.compose import Objective, View, train_step
 from areno_fn.steps.joins import Stage
 from areno_fn.steps.optimizers.master import continued
@@ -90,6 +91,7 @@ class Materials:
         ema: the average that is kept of the actor; None for none.
         shelves: where the snapshots lie, by name.
         donate: whether a step may write to the parameters and moments of its state, which is unreadable afterwards.
+        graphs: where updates that are captured on a GPU are kept; None captures none. It needs `donate`.
         begin_critic: from the parameters of all roles to those that the critic begins a phase with; None where it goes
             on with what it has.
         levels: how the scheduler of a flow model spaces noise levels.
@@ -111,6 +113,7 @@ class Materials:
     drawn_with: View | None = None
     ema: EMA | None = None
     donate: bool = False
+    graphs: Graphs | None = None
     shelves: Mapping[str, Shelf] = SHELVES
     levels: NoiseLevels = EVEN
 
@@ -184,7 +187,12 @@ def moving(objective: Objective, materials: Materials, view: View | None = None)
         view: what the objective takes in the place of the policy's view.
     """
     update = train_step(
-        objective, materials.optimizers[ACTOR], role=ACTOR, view=view or materials.view, donate=materials.donate
+        objective,
+        materials.optimizers[ACTOR],
+        role=ACTOR,
+        view=view or materials.view,
+        donate=materials.donate,
+        capture=materials.graphs or False,
     )
     return update if materials.ema is None else followed(update, materials.ema, ACTOR, materials.shelves[AVERAGE])
 

@@ -59,6 +59,7 @@ def ppo(spec: PPO, materials: Materials, losses: Mapping[str, Stage] = NO_LOSSES
         view=materials.critic_view,
         prefix=CRITIC,
         donate=materials.donate,
+        capture=materials.graphs or False,
     )
     critic_alone = in_turns(Turn(move_critic, spec.critic.updates))
     both = in_turns(Turn(move_critic, spec.critic.updates), Turn(move_actor))

@@ -106,6 +106,7 @@ def updated(
             old=batch.old,
             values=batch.values,
             returns=returns,
+            few_sizes=materials.graphs is not None,
         )
         state, metrics = update(state, micro)
         reported.append(metrics)

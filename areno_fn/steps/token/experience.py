@@ -14,6 +14,7 @@ from areno_fn.contracts.record import record
 from areno_fn.random import permutation
 from areno_fn.steps.objectives.kl import kl
 from areno_fn.steps.token.pack import places, plan
+from areno_fn.steps.token.sizes import alike, plan_alike
 
 
 def experience(
@@ -27,6 +28,7 @@ def experience(
     old: torch.Tensor | None = None,
     values: torch.Tensor | None = None,
     returns: torch.Tensor | None = None,
+    few_sizes: bool = False,
 ) -> tuple[Experience, ...]:
     """Packs a rollout into micro-batches whose decisions are the drawn tokens.
 
@@ -44,6 +46,7 @@ def experience(
         old: float32 [B, T], log-probabilities of the drawn tokens under the parameters that drew them, computed again.
         values: float32 [B, T], what a critic said of the drawn tokens.
         returns: float32 [B, T], what came of them.
+        few_sizes: in micro-batches of `areno_fn.steps.token.sizes` instead of those of `pack.plan`.
 
     Returns:
         The micro-batches, which hold every row once.
@@ -67,8 +70,10 @@ def experience(
     if rows is not None:
         whole = _take(whole, rows)
     lengths = whole.rollout.prompts.lengths + whole.rollout.lengths
-    batches = plan(lengths.tolist(), micro_tokens)
-    return tuple(_pack(_take(whole, torch.tensor(batch, device=lengths.device))) for batch in batches)
+    known = lengths.tolist()
+    batches = plan_alike([(length,) for length in known], micro_tokens) if few_sizes else plan(known, micro_tokens)
+    packed = tuple(_pack(_take(whole, torch.tensor(batch, device=lengths.device))) for batch in batches)
+    return alike(packed) if few_sizes else packed
 
 
 def over_completions(

@@ -9,6 +9,7 @@ import torch
 
 from areno_fn.contracts.batch import Example, PackedTokens
 from areno_fn.contracts.errors import DataError
+from areno_fn.steps.token.sizes import alike, plan_alike
 
 
 def pack(examples: Sequence[Example]) -> PackedTokens:
@@ -76,9 +77,14 @@ def plan(lengths: Sequence[int], micro_tokens: int) -> list[list[int]]:
     return batches
 
 
-def micro_batches(examples: Sequence[Example], micro_tokens: int) -> tuple[PackedTokens, ...]:
-    """Examples packed into the micro-batches of `plan`."""
+def micro_batches(
+    examples: Sequence[Example], micro_tokens: int, *, few_sizes: bool = False
+) -> tuple[PackedTokens, ...]:
+    """Examples packed into the micro-batches of `plan`; or, of few sizes, of `areno_fn.steps.token.sizes`."""
     lengths = [len(example.tokens) for example in examples]
+    if few_sizes:
+        batches = plan_alike([(length,) for length in lengths], micro_tokens)
+        return alike([pack([examples[i] for i in rows]) for rows in batches])
     return tuple(pack([examples[i] for i in rows]) for rows in plan(lengths, micro_tokens))
 
 

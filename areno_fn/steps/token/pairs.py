@@ -9,6 +9,7 @@ import torch
 from areno_fn.contracts.batch import PackedTokens, Pair, Pairs
 from areno_fn.contracts.errors import DataError
 from areno_fn.steps.token.pack import pack, plan
+from areno_fn.steps.token.sizes import alike, plan_alike
 
 
 def pack_pairs(pairs: Sequence[Pair]) -> PackedTokens:
@@ -30,13 +31,16 @@ def decisions(pair: Pair) -> int:
     return sum(sum(document.trained) for document in pair.documents)
 
 
-def pair_batches(pairs: Sequence[Pair], references: Sequence[torch.Tensor], micro_tokens: int) -> tuple[Pairs, ...]:
+def pair_batches(
+    pairs: Sequence[Pair], references: Sequence[torch.Tensor], micro_tokens: int, *, few_sizes: bool = False
+) -> tuple[Pairs, ...]:
     """Pairs in the micro-batches of `plan_pairs`, with what the reference says of them.
 
     Args:
         pairs: at least one.
         references: for each pair float32 [its decisions], those of the chosen document first.
         micro_tokens: the budget.
+        few_sizes: in micro-batches of `areno_fn.steps.token.sizes` instead.
 
     Raises:
         DataError: a pair has another number of decisions than its reference.
@@ -46,7 +50,10 @@ def pair_batches(pairs: Sequence[Pair], references: Sequence[torch.Tensor], micr
             raise DataError(
                 f"row {pair.chosen.row} has {decisions(pair)} decisions, but its reference has shape {tuple(reference.shape)}"
             )
-    return tuple(
+    lengths = [[len(document.tokens) for document in pair.documents] for pair in pairs]
+    planned = plan_alike(lengths, micro_tokens) if few_sizes else plan_pairs(pairs, micro_tokens)
+    made = tuple(
         Pairs(packed=pack_pairs([pairs[i] for i in rows]), reference=torch.cat([references[i] for i in rows]))
-        for rows in plan_pairs(pairs, micro_tokens)
+        for rows in planned
     )
+    return alike(made) if few_sizes else made
