@@ -7,7 +7,7 @@ flat tuples of a tree's leaves.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count as numbers
 from typing import Any
 
@@ -15,6 +15,7 @@ import attrs
 import torch
 import torch.utils._pytree as pytree
 
+from areno_fn import tree
 from areno_fn.contracts.errors import KernelError, SpecError
 
 Move = Callable[[Any, Any, Any], tuple[Any, Any]]
@@ -100,6 +101,7 @@ class Captured:
         self._move = move
         self._graphs = graphs
         self._number = graphs.number()
+        self._held = _Held(nodes=(), moved=(), all=(), kind=None)
 
     def __call__(self, moved: Any, frozen: Any, given: Any) -> tuple[Any, Any]:
         """What the move returns. On a GPU the next call overwrites what is told, and what is moved stays where it is.
@@ -107,27 +109,23 @@ class Captured:
         Raises:
             KernelError: a leaf is no tensor, or something in the move cannot be captured.
         """
-        held, structure = pytree.tree_flatten((moved, frozen))
+        self._held = held = _held(moved, frozen, self._held)
         read, shape = pytree.tree_flatten(given)
-        for leaf in (*held, *read):
-            if not isinstance(leaf, torch.Tensor):
-                raise KernelError(
-                    f"a captured update takes trees of tensors, and was given {leaf!r}; make it a static field of its record"
-                )
-        if not captures(held, read):
+        _require_tensors(read)
+        if not captures(held.all, read):
             return self._move(moved, frozen, given)
-        kind = (self._number, structure, shape, tuple((x.shape, x.dtype, x.stride()) for x in (*held, *read)))
+        kind = (self._number, held.kind, shape, _forms(read))
         if not self._graphs.seen(kind):
             # once as it is: kernels are compiled, and libraries take their memory
             told = self._moved(moved, frozen, given)
             self._graphs.put(kind, None)
             return moved, told
         found = self._graphs.of(kind)
-        if found is None or any(mine is not leaf for mine, leaf in zip(found.held, held, strict=True)):
+        if found is None or (found.held is not held.all and not _same(found.held, held.all)):
             found = self._captured(kind, moved, frozen, given)
         torch._foreach_copy_(list(found.given), read)
         found.graph.replay()
-        torch.autograd.graph.increment_version(pytree.tree_leaves(moved))
+        torch.autograd.graph.increment_version(held.moved)
         return moved, found.told
 
     def _moved(self, moved: Any, frozen: Any, given: Any) -> Any:
@@ -152,13 +150,66 @@ class Captured:
                 f"an update cannot be captured as a graph, because something in it waits for the device or is not for one "
                 f"({str(error).splitlines()[0]}); do without that, or without capture"
             ) from error
-        held = tuple(pytree.tree_leaves((moved, frozen)))
-        made = _Graph(graph, held, tuple(pytree.tree_leaves(own)), told)
+        made = _Graph(graph, self._held.all, tuple(pytree.tree_leaves(own)), told)
         self._graphs.put(kind, made)
         return made
 
 
-def captures(held: list[Any], read: list[Any]) -> bool:
+@attrs.frozen(eq=False)
+class _Held:
+    """What is moved and what is frozen.
+
+    Attributes:
+        nodes: their containers and leaves.
+        moved, all: the leaves of what is moved, and of both.
+        kind: structure, shapes and dtypes; compared with `==`.
+    """
+
+    nodes: Sequence[Any]
+    moved: tuple[torch.Tensor, ...]
+    all: tuple[torch.Tensor, ...]
+    kind: Any
+
+
+def _held(moved: Any, frozen: Any, before: _Held) -> _Held:
+    """What is held now; what was held before, where it is made of the same objects.
+
+    Every step makes the outermost containers anew. Comparing structures takes longer than the host has beside a graph.
+    """
+    nodes = [type(moved), type(frozen), *tree.nodes(moved)[1:], *tree.nodes(frozen)[1:]]
+    names = tuple(frozen) if isinstance(frozen, Mapping) else ()
+    if before.kind is not None and before.kind.names == names and _same(before.nodes, nodes):
+        return before
+    leaves, structure = pytree.tree_flatten((moved, frozen))
+    _require_tensors(leaves)
+    count = len(pytree.tree_leaves(moved))
+    return _Held(nodes, tuple(leaves[:count]), tuple(leaves), _Kind(names, structure, _forms(leaves)))
+
+
+@attrs.frozen(cache_hash=True)
+class _Kind:
+    names: tuple[Any, ...]
+    structure: Any
+    forms: Any
+
+
+def _same(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
+
+
+def _forms(leaves: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    return tuple((x.shape, x.dtype, x.stride()) for x in leaves)
+
+
+def _require_tensors(leaves: Sequence[Any]) -> None:
+    for leaf in leaves:
+        if not isinstance(leaf, torch.Tensor):
+            raise KernelError(
+                f"a captured update takes trees of tensors, and was given {leaf!r}; make it a static field of its record"
+            )
+
+
+def captures(held: Sequence[torch.Tensor], read: Sequence[torch.Tensor]) -> bool:
     """Whether a move of such leaves is captured: all of them lie on a GPU."""
     return all(leaf.is_cuda for leaf in (*held, *read))
 

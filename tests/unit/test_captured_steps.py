@@ -18,6 +18,7 @@ from e2e import tiny, tiny_flow
 
 from areno_fn import tree
 from areno_fn.contracts.errors import KernelError, SpecError
+from areno_fn.contracts.record import record, replace, static
 from areno_fn.contracts.spec import RunSpec
 from areno_fn.engine import captures, loop, phases, session
 from areno_fn.engine.foreseen import foreseen
@@ -140,6 +141,45 @@ def test_other_leaves_are_captured_anew(other: int) -> None:
     want, _ = pure(*given, batch(3, 3))
     given[0], _ = step(*given, batch(3, 3))
     assert replays() == [2, 1] and tree.equal(want, given[0])
+
+
+@record
+class Pulled:
+    """What pulls, and how hard: of the structure, not a leaf."""
+
+    pull: torch.Tensor
+    times: float = static(default=1.0)
+
+
+def test_another_static_field_is_captured_anew() -> None:
+    def pulled(moved: State, frozen: dict[str, Pulled], given: Any) -> tuple[State, State]:
+        return move(moved, {"pull": frozen["by"].pull * frozen["by"].times}, given)
+
+    step, (moved, frozen) = captured(pulled), begun()
+    one = Pulled(pull=frozen["pull"])
+    for times in (1.0, 1.0, 1.0, 3.0, 3.0, 3.0, 1.0):
+        own = {"by": replace(one, times=times)}
+        want, _ = pure(moved, {"pull": one.pull * times}, batch(7, 3))
+        moved, _ = step(moved, own, batch(7, 3))
+        assert tree.equal(want, moved)
+    assert replays() == [3, 2]
+
+
+def test_a_leaf_or_a_name_that_changes_in_place_is_captured_anew() -> None:
+    def named(moved: State, frozen: State, given: Any) -> tuple[State, State]:
+        return move(moved, {"pull": frozen["pull"] if "pull" in frozen else -frozen["push"]}, given)
+
+    step, (moved, frozen) = captured(named), begun()
+    for number in range(3):
+        moved, _ = step(moved, frozen, batch(number, 3))
+    frozen["pull"] = torch.tensor(4.0)
+    want, _ = pure(moved, frozen, batch(3, 3))
+    moved, _ = step(moved, frozen, batch(3, 3))
+    assert tree.equal(want, moved)
+    frozen["push"] = frozen.pop("pull")
+    want, _ = pure(moved, {"pull": -frozen["push"]}, batch(4, 3))
+    moved, _ = step(moved, frozen, batch(4, 3))
+    assert tree.equal(want, moved)
 
 
 def test_the_shape_that_was_not_used_for_longest_gives_way() -> None:
