@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
-from areno_fn.contracts.spec_base import Consistency, Name, Natural, Positive, Rate, Unit
+from areno_fn.contracts.spec_base import Consistency, Name, Natural, Positive, Rate, Rows, Scale, Unit
 from areno_fn.contracts.spec_base import Spec as Spec
 from areno_fn.contracts.spec_data import ArithmeticData as ArithmeticData
 from areno_fn.contracts.spec_data import HFData as HFData
@@ -147,7 +147,7 @@ class Batch(Spec, frozen=True, kw_only=True):
     compared. `max_length` bounds prompt plus response; `overlong` says what happens to a longer training row.
     """
 
-    rows: Positive = 16
+    rows: Rows = 16
     micro_tokens: Positive = 8192
     micro_rows: Natural = 0
     max_length: Positive = 1024
@@ -227,8 +227,8 @@ class Lora(Spec, frozen=True, kw_only=True, tag="lora", tag_field="kind"):
     completions are drawn with merged weights, whose log-probabilities are those of training up to roundings.
     """
 
-    rank: Positive = 16
-    alpha: Annotated[float, Meta(gt=0)] = 32.0
+    rank: Annotated[int, Meta(ge=1, le=65_536)] = 16
+    alpha: Scale = 32.0
     targets: list[str] = []
     rslora: bool = False
     adapter: str = ""
@@ -254,7 +254,7 @@ class Export(Spec, frozen=True, kw_only=True):
 
     dtype: Literal["source", "float32", "bfloat16"] = "source"
     roles: list[Name] = []
-    shard_bytes: Positive = 5_000_000_000
+    shard_bytes: Annotated[int, Meta(ge=1, le=10**15)] = 5_000_000_000
 
 
 class Log(Spec, frozen=True, kw_only=True):
@@ -274,7 +274,7 @@ class RunSpec(Spec, frozen=True, kw_only=True):
 
     version: Literal[2] = 2
     name: Name = "run"
-    seed: Natural = 0
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     out: str = "out/run"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     model: ScratchModel | HFModel

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from areno_fn.contracts.spec_base import Natural, Positive, Rate, Spec
+from areno_fn.contracts.spec_base import Natural, Rate, Spec
 
 
 class StoredData(Spec, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ class ArithmeticData(Spec, frozen=True, kw_only=True, tag="arithmetic", tag_fiel
     """Sums `a+b=` of two numbers with exactly `digits` digits, split by a hash into train and held-out pairs."""
 
     digits: Annotated[int, Meta(ge=1, le=6)] = 2
-    count: Positive = 4096
+    count: Annotated[int, Meta(ge=1, le=1_000_000)] = 4096
     split: Literal["train", "heldout"] = "train"
     seed: int = 0
     name: str = ""

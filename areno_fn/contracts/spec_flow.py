@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta, field
 
 from areno_fn.contracts.execution import DATASET_NONE, GENERATION_REWARD, ExecutionContract
-from areno_fn.contracts.spec_base import Natural, Positive, Rate, Spec, Unit
+from areno_fn.contracts.spec_base import Coefficient, Natural, Rate, Rows, Samples, Scale, Spec, Turns, Unit
 
 Medium = Literal["text", "pictures"]
 """What a model makes. Algorithms, data and rewards are of the medium of their model."""
@@ -34,6 +34,19 @@ class DigitPairsData(Spec, frozen=True, kw_only=True, tag="digit_pairs", tag_fie
     weight: Rate = 0.0
 
 
+Side = Annotated[int, Meta(ge=0, le=16_384)]
+"""Of a picture, in pixels."""
+
+Guidance = Annotated[float, Meta(ge=1, le=1000)]
+"""Weight of classifier-free guidance; 1 for none."""
+
+GuidanceOrNone = Annotated[float, Meta(ge=0, le=1000)]
+"""The same, where 0 is for what is usual."""
+
+Shift = Annotated[float, Meta(ge=1e-3, le=1000)]
+"""Of noise levels; models tell a thousand of them apart."""
+
+
 class PipelineSpec(Spec, frozen=True, kw_only=True):
     """What a pipeline of diffusers makes, and with which frozen parts.
 
@@ -45,11 +58,11 @@ class PipelineSpec(Spec, frozen=True, kw_only=True):
     stay as they are, and are asked at their noise levels. Where there is guidance, `guidance_2` is that of the second one.
     """
 
-    height: Natural = 0
-    width: Natural = 0
-    frames: Natural = 0
-    guidance: Rate = 0.0
-    guidance_2: Rate = 0.0
+    height: Side = 0
+    width: Side = 0
+    frames: Annotated[int, Meta(ge=0, le=10_000)] = 0
+    guidance: GuidanceOrNone = 0.0
+    guidance_2: GuidanceOrNone = 0.0
     compile: bool = False
     dtype: Literal["source", "float32", "bfloat16"] = "source"
     parts: dict[str, str] = field(default_factory=dict)
@@ -69,8 +82,8 @@ class Levels(Spec, frozen=True, kw_only=True):
     """
 
     steps: Steps = 20
-    shift: Rate = 0.0
-    guidance: Annotated[float, Meta(ge=1)] = 1.0
+    shift: Annotated[float, Meta(ge=0, le=1000)] = 0.0
+    guidance: Guidance = 1.0
 
 
 class Denoising(Levels, frozen=True, kw_only=True):
@@ -88,7 +101,7 @@ class NoisyDenoising(Levels, frozen=True, kw_only=True):
 
     steps: Annotated[int, Meta(ge=2, le=1000)] = 10
     dynamics: Literal["flow_sde", "dance_sde", "cps"] = "flow_sde"
-    level: Annotated[float, Meta(gt=0)] = 0.7
+    level: Annotated[float, Meta(gt=0, le=100)] = 0.7
     noisy: list[int] = field(default_factory=list)
     count: Natural = 0
     window: bool = False
@@ -108,7 +121,7 @@ class FlowSFT(Spec, frozen=True, kw_only=True, tag="flow_sft", tag_field="kind")
     roles: ClassVar[tuple[str, ...]] = ("actor",)
 
     times: Times = "logit_normal"
-    shift: Annotated[float, Meta(gt=0)] = 1.0
+    shift: Shift = 1.0
     weighting: Literal["velocity", "data", "inverse_square", "cosmap"] = "velocity"
     condition_dropout: Unit = 0.0
 
@@ -137,11 +150,11 @@ class FlowDPO(FlowReferred, frozen=True, kw_only=True, tag="flow_dpo", tag_field
     execution: ClassVar[ExecutionContract] = DATASET_NONE
     referred: ClassVar[bool] = True
 
-    beta: Annotated[float, Meta(gt=0)] = 2000.0
+    beta: Scale = 2000.0
     times: Times = "logit_normal"
-    shift: Annotated[float, Meta(gt=0)] = 1.0
+    shift: Shift = 1.0
     until: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    terms: Positive = 1
+    terms: Turns = 1
 
 
 class FlowGrouped(FlowReferred, frozen=True, kw_only=True):
@@ -154,15 +167,15 @@ class FlowGrouped(FlowReferred, frozen=True, kw_only=True):
 
     execution: ClassVar[ExecutionContract] = GENERATION_REWARD
 
-    samples: Positive = 8
+    samples: Samples = 8
     combine: Literal["sum", "each"] = "sum"
     baseline: Literal["group", "leave_one_out", "batch"] = "group"
     scale: Literal["group", "batch", "none"] = "group"
     max_advantage: Annotated[float, Meta(gt=0)] = 5.0
-    kl_coef: Rate = 0.0
+    kl_coef: Coefficient = 0.0
     draw_with: Literal["actor", "ema"] = "actor"
-    minibatches: Positive = 1
-    epochs: Positive = 1
+    minibatches: Rows = 1
+    epochs: Turns = 1
 
 
 def refers(algorithm: FlowReferred) -> bool:

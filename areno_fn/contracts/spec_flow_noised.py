@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, field
 
-from areno_fn.contracts.spec_base import Natural, Positive, Rate, Spec, Unit
-from areno_fn.contracts.spec_flow import Denoising, FlowGrouped
+from areno_fn.contracts.spec_base import Coefficient, Natural, Rate, Scale, Spec, Turns, Unit, Weight
+from areno_fn.contracts.spec_flow import Denoising, FlowGrouped, Guidance, Shift
 
 
 class Forgetting(Spec, frozen=True, kw_only=True):
@@ -19,7 +19,7 @@ class Forgetting(Spec, frozen=True, kw_only=True):
     start: Unit = 0.0
     flat: Natural = 0
     rate: Rate = 0.001
-    cap: Unit = 0.5
+    cap: Annotated[float, Meta(gt=0, le=1)] = 0.5
 
 
 class FlowNoised(FlowGrouped, frozen=True, kw_only=True):
@@ -31,9 +31,9 @@ class FlowNoised(FlowGrouped, frozen=True, kw_only=True):
 
     denoising: Denoising = field(default_factory=lambda: Denoising(steps=10))
     times: Literal["uniform", "logit_normal", "grid"] = "uniform"
-    shift: Annotated[float, Meta(gt=0)] = 1.0
+    shift: Shift = 1.0
     until: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    terms: Positive = 2
+    terms: Turns = 2
 
 
 class FlowNFT(FlowNoised, frozen=True, kw_only=True, tag="flow_nft", tag_field="kind"):
@@ -42,7 +42,7 @@ class FlowNFT(FlowNoised, frozen=True, kw_only=True, tag="flow_nft", tag_field="
     With `old`, a copy that follows the actor draws, and is what the velocity is pushed away from; else the actor is.
     """
 
-    beta: Annotated[float, Meta(gt=0)] = 1.0
+    beta: Scale = 1.0
     old: Forgetting | None = None
 
 
@@ -55,7 +55,7 @@ class FlowAWM(FlowNoised, frozen=True, kw_only=True, tag="flow_awm", tag_field="
     weighting: Literal["uniform", "sigma", "square", "huber", "ghuber"] = "uniform"
     clip_low: Annotated[float, Meta(gt=0, lt=1)] = 1e-2
     clip_high: Annotated[float, Meta(gt=0)] = 1e-2
-    ema_coef: Rate = 0.0
+    ema_coef: Coefficient = 0.0
 
 
 class FlowWhole(FlowNoised, frozen=True, kw_only=True):
@@ -72,11 +72,11 @@ class FlowDGPO(FlowWhole, frozen=True, kw_only=True, tag="flow_dgpo", tag_field=
     referred: ClassVar[bool] = True
 
     until: Annotated[float, Meta(gt=0, le=1)] = 0.6
-    beta: Annotated[float, Meta(gt=0)] = 100.0
+    beta: Scale = 100.0
     clip: Rate = 1e-4
     old: Forgetting = field(default_factory=lambda: Forgetting(cap=0.3))
     draw_old: Natural = 200
-    reference_guidance: Annotated[float, Meta(ge=1)] = 1.0
+    reference_guidance: Guidance = 1.0
 
 
 class FlowCRD(FlowWhole, frozen=True, kw_only=True, tag="flow_crd", tag_field="kind"):
@@ -88,12 +88,12 @@ class FlowCRD(FlowWhole, frozen=True, kw_only=True, tag="flow_crd", tag_field="k
     """
 
     until: Annotated[float, Meta(gt=0, le=1)] = 0.99
-    beta: Annotated[float, Meta(gt=0)] = 1.0
+    beta: Scale = 1.0
     loss: Literal["mse", "bce"] = "mse"
-    temperature: float = -1.0
-    kl_coef: Rate = 0.1
-    kl_floor: Rate = 1e-4
-    reference_guidance: Annotated[float, Meta(ge=1)] = 4.5
+    temperature: Weight = -1.0
+    kl_coef: Coefficient = 0.1
+    kl_floor: Coefficient = 1e-4
+    reference_guidance: Guidance = 4.5
     old: Forgetting = field(default_factory=lambda: Forgetting(start=0.25, rate=0.005, cap=0.999))
     sampler: Forgetting = field(default_factory=lambda: Forgetting(flat=75, rate=0.0075, cap=0.999))
 
@@ -103,10 +103,10 @@ class FlowOnlineDPO(FlowNoised, frozen=True, kw_only=True, tag="flow_online_dpo"
 
     referred: ClassVar[bool] = True
 
-    beta: Annotated[float, Meta(gt=0)] = 2000.0
+    beta: Scale = 2000.0
     times: Literal["uniform", "logit_normal", "grid"] = "logit_normal"
     until: Annotated[float, Meta(gt=0, le=1)] = 0.99
-    terms: Positive = 1
+    terms: Turns = 1
 
 
 def copies_of(algorithm: FlowGrouped) -> dict[str, Forgetting]:

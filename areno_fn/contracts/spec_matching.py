@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta, field
 
 from areno_fn.contracts.execution import GENERATION_NONE, GENERATION_REWARD, ExecutionContract
-from areno_fn.contracts.spec_base import Positive, Rate, Spec, Unit
-from areno_fn.contracts.spec_flow import Levels, Steps, Times
+from areno_fn.contracts.spec_base import Coefficient, Rate, Samples, Scale, Spec, Turns
+from areno_fn.contracts.spec_flow import Guidance, Levels, Shift, Steps, Times
 from areno_fn.contracts.spec_flow_noised import Forgetting
 
 
@@ -23,7 +23,7 @@ class StudentDenoising(Levels, frozen=True, kw_only=True):
 
     steps: Steps = 10
     dynamics: Literal["ode", "flow_sde", "dance_sde", "cps"] = "ode"
-    level: Rate = 0.0
+    level: Annotated[float, Meta(ge=0, le=100)] = 0.0
 
 
 class FlowTaught(Spec, frozen=True, kw_only=True):
@@ -34,9 +34,9 @@ class FlowTaught(Spec, frozen=True, kw_only=True):
     execution: ClassVar[ExecutionContract] = GENERATION_NONE
     roles: ClassVar[tuple[str, ...]] = ("actor",)
 
-    samples: Positive = 1
+    samples: Samples = 1
     teacher: str = ""
-    teacher_guidance: Annotated[float, Meta(ge=1)] = 1.0
+    teacher_guidance: Guidance = 1.0
 
 
 class FlowMatched(FlowTaught, frozen=True, kw_only=True):
@@ -49,9 +49,9 @@ class FlowMatched(FlowTaught, frozen=True, kw_only=True):
     roles: ClassVar[tuple[str, ...]] = ("actor", "fake")
 
     denoising: FewSteps = field(default_factory=FewSteps)
-    fake_updates: Positive = 5
+    fake_updates: Turns = 5
     times: Times = "uniform"
-    shift: Annotated[float, Meta(gt=0)] = 1.0
+    shift: Shift = 1.0
     low: Annotated[float, Meta(ge=0, lt=1)] = 0.02
     high: Annotated[float, Meta(gt=0, le=1)] = 0.98
 
@@ -70,7 +70,7 @@ class FlowMatchedAlong(FlowMatched, frozen=True, kw_only=True):
     """
 
     query: Literal["above", "interval"] = "above"
-    huber: Rate = 1e-3
+    huber: Annotated[float, Meta(ge=0, le=1000)] = 1e-3
     snr_cap: Rate = 5.0
 
 
@@ -89,17 +89,17 @@ class FlowTDMR1(FlowMatchedAlong, frozen=True, kw_only=True, tag="flow_tdm_r1", 
     execution: ClassVar[ExecutionContract] = GENERATION_REWARD
     roles: ClassVar[tuple[str, ...]] = ("actor", "fake", "surrogate")
 
-    samples: Positive = 8
+    samples: Samples = 8
     combine: Literal["sum", "each"] = "sum"
     baseline: Literal["group", "leave_one_out", "batch"] = "group"
     scale: Literal["group", "batch", "none"] = "group"
-    mixture: Unit = 0.3
-    guidance_reward: Rate = 4.5
-    beta: Annotated[float, Meta(gt=0)] = 1.0
+    mixture: Annotated[float, Meta(ge=0, lt=1)] = 0.3
+    guidance_reward: Coefficient = 4.5
+    beta: Scale = 1.0
     max_advantage: Annotated[float, Meta(gt=0)] = 5.0
     trust: Rate = 1e-3
     runaway: Rate = 0.05
-    anchor: Rate = 1e-3
+    anchor: Coefficient = 1e-3
     slow: Forgetting = field(default_factory=lambda: Forgetting(start=1e-3, rate=1e-3, cap=0.3))
 
 

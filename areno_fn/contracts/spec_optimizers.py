@@ -19,10 +19,11 @@ class Schedule(Spec, frozen=True, kw_only=True):
     warmup_steps: Natural = 0
     stable_steps: Natural = 0
     decay_steps: Natural = 0
-    min_lr: Rate = 0.0
+    min_lr: Annotated[float, Meta(ge=0, le=1000)] = 0.0
 
 
-Learning = Annotated[float, Meta(gt=0)]
+Learning = Annotated[float, Meta(gt=0, le=1000)]
+Shrinking = Annotated[float, Meta(ge=0, le=1000)]
 Beta = Annotated[float, Meta(ge=0, lt=1)]
 Decay = Literal["matrices", "hidden", "all"]
 """What decays: matrices, all but embeddings and heads of those, or everything."""
@@ -37,7 +38,7 @@ class Group(Spec, frozen=True, kw_only=True):
     name: Name
     paths: Annotated[list[str], Meta(min_length=1)]
     lr: Learning
-    weight_decay: Rate
+    weight_decay: Shrinking
 
 
 class AdamWSpec(Spec, frozen=True, kw_only=True, tag="adamw", tag_field="kind"):
@@ -50,8 +51,8 @@ class AdamWSpec(Spec, frozen=True, kw_only=True, tag="adamw", tag_field="kind"):
     role: Name = "actor"
     lr: Learning = 1e-6
     betas: tuple[Beta, Beta] = (0.9, 0.999)
-    eps: Annotated[float, Meta(gt=0)] = 1e-8
-    weight_decay: Rate = 0.01
+    eps: Annotated[float, Meta(gt=0, le=1)] = 1e-8
+    weight_decay: Shrinking = 0.01
     decay: Decay = "matrices"
     max_grad_norm: Rate = 1.0
     states: Literal["float32", "stored"] = "float32"
@@ -65,8 +66,8 @@ class AdamW8bitSpec(Spec, frozen=True, kw_only=True, tag="adamw8bit", tag_field=
     role: Name = "actor"
     lr: Learning = 1e-6
     betas: tuple[Beta, Beta] = (0.9, 0.999)
-    eps: Annotated[float, Meta(gt=0)] = 1e-8
-    weight_decay: Rate = 0.01
+    eps: Annotated[float, Meta(gt=0, le=1)] = 1e-8
+    weight_decay: Shrinking = 0.01
     decay: Decay = "matrices"
     max_grad_norm: Rate = 1.0
     schedule: Schedule = field(default_factory=Schedule)
@@ -80,7 +81,7 @@ class SGDSpec(Spec, frozen=True, kw_only=True, tag="sgd", tag_field="kind"):
     lr: Learning = 1e-3
     momentum: Beta = 0.9
     nesterov: bool = False
-    weight_decay: Rate = 0.0
+    weight_decay: Shrinking = 0.0
     decay: Decay = "matrices"
     max_grad_norm: Rate = 1.0
     schedule: Schedule = field(default_factory=Schedule)
@@ -92,8 +93,8 @@ class Remainder(Spec, frozen=True, kw_only=True):
 
     lr: Learning = 3e-4
     betas: tuple[Beta, Beta] = (0.9, 0.95)
-    eps: Annotated[float, Meta(gt=0)] = 1e-8
-    weight_decay: Rate = 0.01
+    eps: Annotated[float, Meta(gt=0, le=1)] = 1e-8
+    weight_decay: Shrinking = 0.01
     decay: Decay = "matrices"
     groups: list[Group] = []
 
@@ -107,7 +108,7 @@ class MuonSpec(Spec, frozen=True, kw_only=True, tag="muon", tag_field="kind"):
     nesterov: bool = True
     adjust: Literal["original", "match_rms_adamw", "none"] = "original"
     iterations: Annotated[int, Meta(ge=1, le=99)] = 5
-    weight_decay: Rate = 0.01
+    weight_decay: Shrinking = 0.01
     max_grad_norm: Rate = 1.0
     schedule: Schedule = field(default_factory=Schedule)
     groups: list[Group] = []

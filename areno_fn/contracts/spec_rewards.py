@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from areno_fn.contracts.spec_base import Natural, Positive, Rate, Spec
+from areno_fn.contracts.spec_base import Positive, Rate, Seconds, Spec, Weight
 
 
 class FunctionReward(Spec, frozen=True, kw_only=True, tag="function", tag_field="kind"):
@@ -20,11 +20,11 @@ class FunctionReward(Spec, frozen=True, kw_only=True, tag="function", tag_field=
     """
 
     function: str
-    weight: float = 1.0
+    weight: Weight = 1.0
     name: str = ""
     data: list[str] = field(default_factory=list)
-    timeout: Rate = 0.0
-    concurrency: Natural = 0
+    timeout: Seconds = 0.0
+    concurrency: Annotated[int, Meta(ge=0, le=10_000)] = 0
 
 
 class ModelReward(Spec, frozen=True, kw_only=True, tag="model", tag_field="kind"):
@@ -37,10 +37,10 @@ class ModelReward(Spec, frozen=True, kw_only=True, tag="model", tag_field="kind"
 
     path: str
     dtype: Literal["source", "float32", "bfloat16"] = "source"
-    weight: float = 1.0
+    weight: Weight = 1.0
     name: str = ""
     data: list[str] = field(default_factory=list)
-    shift: float = 0.0
+    shift: Weight = 0.0
     clip: Rate = 0.0
     micro_tokens: Positive = 8192
 
@@ -55,7 +55,7 @@ class ClipReward(Spec, frozen=True, kw_only=True, tag="clip", tag_field="kind"):
     path: str
     prompt: str = "{prompt}"
     scaled: bool = False
-    weight: float = 1.0
+    weight: Weight = 1.0
     name: str = ""
     data: list[str] = field(default_factory=list)
     batch: Positive = 16
@@ -70,12 +70,12 @@ class HttpReward(Spec, frozen=True, kw_only=True, tag="http", tag_field="kind"):
     """
 
     url: Annotated[str, Meta(pattern="^https?://")]
-    weight: float = 1.0
+    weight: Weight = 1.0
     name: str = ""
     data: list[str] = field(default_factory=list)
     batch: Positive = 16
-    timeout: Annotated[float, Meta(gt=0)] = 60.0
-    retries: Natural = 3
+    timeout: Annotated[float, Meta(gt=0, le=604_800)] = 60.0
+    retries: Annotated[int, Meta(ge=0, le=1_000)] = 3
 
 
 RewardSpec = FunctionReward | ModelReward | ClipReward | HttpReward

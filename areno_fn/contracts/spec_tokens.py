@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta, field
 
 from areno_fn.contracts.execution import DATASET_NONE, GENERATION_REWARD, ExecutionContract
-from areno_fn.contracts.spec_base import Natural, Positive, Rate, Spec, Unit
+from areno_fn.contracts.spec_base import Coefficient, Natural, Positive, Rate, Rows, Samples, Scale, Spec, Turns, Unit
 
 COLDEST = 1e-6
 """Least temperature that is not 0; logits divided by much less would overflow float32."""
@@ -20,7 +20,7 @@ class Sampling(Spec, frozen=True, kw_only=True):
     """
 
     max_tokens: Positive = 64
-    temperature: Rate = 1.0
+    temperature: Annotated[float, Meta(ge=0, le=1000)] = 1.0
     top_k: Natural = 0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     min_p: Annotated[float, Meta(ge=0, lt=1)] = 0.0
@@ -48,15 +48,15 @@ class Sampled(Spec, frozen=True, kw_only=True):
     execution: ClassVar[ExecutionContract] = GENERATION_REWARD
     roles: ClassVar[tuple[str, ...]] = ("actor",)
 
-    samples: Positive = 8
+    samples: Samples = 8
     sampling: Sampling = field(default_factory=Sampling)
-    kl_coef: Rate = 0.0
+    kl_coef: Coefficient = 0.0
     kl_in: Literal["loss", "reward"] = "loss"
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     reference_every: Natural = 0
     mask_truncated: bool = False
-    minibatches: Positive = 1
-    epochs: Positive = 1
+    minibatches: Rows = 1
+    epochs: Turns = 1
 
 
 class Grouped(Sampled, frozen=True, kw_only=True):
@@ -95,10 +95,10 @@ class Critic(Spec, frozen=True, kw_only=True):
     """
 
     path: str = ""
-    updates: Positive = 1
+    updates: Turns = 1
     warmup: Natural = 0
     clip: Annotated[float, Meta(gt=0)] = 0.5
-    coef: Annotated[float, Meta(gt=0)] = 0.5
+    coef: Scale = 0.5
 
 
 class PPO(Sampled, frozen=True, kw_only=True, tag="ppo", tag_field="kind"):
@@ -109,7 +109,7 @@ class PPO(Sampled, frozen=True, kw_only=True, tag="ppo", tag_field="kind"):
 
     roles: ClassVar[tuple[str, ...]] = ("actor", "critic")
 
-    samples: Positive = 1
+    samples: Samples = 1
     kl_in: Literal["loss", "reward"] = "reward"
     kl_estimator: Literal["k1", "k2", "k3"] = "k1"
     kl_target: Rate = 0.0
@@ -138,6 +138,6 @@ class DPO(Spec, frozen=True, kw_only=True, tag="dpo", tag_field="kind"):
     roles: ClassVar[tuple[str, ...]] = ("actor",)
 
     loss: PreferenceLoss = "sigmoid"
-    beta: Annotated[float, Meta(gt=0)] = 0.1
+    beta: Scale = 0.1
     label_smoothing: Annotated[float, Meta(ge=0, lt=0.5)] = 0.0
     reference_every: Natural = 0

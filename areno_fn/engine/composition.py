@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Iterator
-from typing import Any
 
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.execution import Acquisition, Feedback
@@ -37,13 +36,13 @@ from areno_fn.contracts.spec import (
     folders_of,
     refers,
 )
+from areno_fn.engine.addresses import address_problems
 from areno_fn.engine.flow_rules import flow_problems, uses_average
+from areno_fn.engine.number_rules import range_problems, size_problems
 from areno_fn.engine.sources import source_problems
-from areno_fn.engine.specfile.types import Path, locate, plain_copy
 from areno_fn.engine.taught_rules import taught_problems
 
 _KINDS = tuple(str(kind.__struct_config__.tag) for kind in typing.get_args(OptimizerSpec))
-_FLOAT32_MAX = 3.4028234663852886e38
 
 
 def check_composition(spec: RunSpec) -> None:
@@ -52,7 +51,8 @@ def check_composition(spec: RunSpec) -> None:
     Raises:
         SpecError: one line per problem, each naming the field.
     """
-    problems = [
+    # what is no number in 32 bits is nothing that other rules could be about
+    problems = [*range_problems(spec)] or [
         *_names(spec),
         *_finetune(spec),
         *(p for phase in spec.phases for p in _phase(spec, phase)),
@@ -60,24 +60,11 @@ def check_composition(spec: RunSpec) -> None:
         *_export(spec),
         *_consistency(spec),
         *source_problems(spec),
+        *address_problems(spec),
+        *size_problems(spec),
     ]
-    problems += _numbers(plain_copy(spec))
     if problems:
         raise SpecError("\n".join(problems))
-
-
-def _numbers(plain: dict[str, Any]) -> Iterator[str]:
-    for path, number in _floats(plain, ()):
-        if abs(number) > _FLOAT32_MAX:
-            yield f"{locate(plain, path)[0]}: {number} is beyond the largest number of 32 bits, about {_FLOAT32_MAX:.1e}"
-
-
-def _floats(value: Any, path: Path) -> Iterator[tuple[Path, float]]:
-    if isinstance(value, float):
-        yield path, value
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, item in items:
-        yield from _floats(item, (*path, key))
 
 
 def _names(spec: RunSpec) -> Iterator[str]:

@@ -10,6 +10,7 @@ from areno_fn.contracts.spec import (
     FlowCRD,
     FlowDGPO,
     FlowDPO,
+    FlowDPPO,
     FlowGrouped,
     FlowNoised,
     FlowOnlineDPO,
@@ -46,6 +47,8 @@ def flow_problems(spec: RunSpec, phase: Phase, algorithm: FlowReferred) -> Itera
         yield from _noisy(algorithm.denoising, f"{where}.denoising")
         if not algorithm.kl_coef and algorithm.kl_space != FlowCoupled().kl_space:
             yield f"{where}.kl_space: without kl_coef there is no distance to measure; give kl_coef, or remove this"
+    if isinstance(algorithm, FlowDPPO) and not algorithm.threshold and algorithm.mask_space != FlowDPPO().mask_space:
+        yield f"{where}.mask_space: with threshold = 0 a step has moved too far in any space; give threshold, or remove this"
     if isinstance(algorithm, FlowNoised):
         yield from _levels(algorithm, where)
     if isinstance(algorithm, FlowCRD) and not algorithm.kl_coef:
@@ -121,6 +124,8 @@ def forgetting_problems(copy: Forgetting, where: str) -> Iterator[str]:
             f"{where}.start: a share that begins at {copy.start:g} is above its largest, cap = {copy.cap:g}; lower it, or raise "
             f"cap"
         )
+    if not copy.start and not copy.rate:
+        yield f"{where}.rate: a share that begins at 0 and stays there makes no copy that differs; give rate, or start"
 
 
 def comparison_problems(algorithm: FlowGrouped | FlowTDMR1, where: str) -> Iterator[str]:

@@ -38,7 +38,12 @@ def _rewarded(phase: Phase, algorithm: FlowTDMR1, where: str) -> Iterator[str]:
             f"phases.{phase.name}.batch.micro_rows: the {algorithm.samples} samples of a group are compared in one micro-batch; "
             f"use at least {algorithm.samples}, or 0"
         )
-    if algorithm.teacher_guidance == 1 and algorithm.guidance_reward != FlowTDMR1().guidance_reward:
+    if not algorithm.mixture and algorithm.guidance_reward != FlowTDMR1().guidance_reward:
+        yield (
+            f"{where}.guidance_reward: with mixture = 0 the teacher's guidance has no share of the reward; give mixture, or "
+            f"remove this"
+        )
+    elif algorithm.teacher_guidance == 1 and algorithm.guidance_reward != FlowTDMR1().guidance_reward:
         yield (
             f"{where}.guidance_reward: a teacher that is not guided has no guidance to follow; give teacher_guidance, or "
             f"remove this"

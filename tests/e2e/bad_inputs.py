@@ -188,13 +188,13 @@ TWELVE = (
     Case(
         "a wrong type",
         spec(("rows = 8", 'rows = "eight"')),
-        r"{at}/tiny.toml: phases\.sft\.batch\.rows must be an integer of at least 1, received the text 'eight'",
+        r"{at}/tiny.toml: phases\.sft\.batch\.rows must be an integer from 1 to 1048576, received the text 'eight'",
     ),
     Case(
         'lr: "1e-6" as text',
         yaml_lr,
-        r"{at}/lr.yaml: phases\.sft\.optimizers\.actor\.lr must be a number above 0, received the text '1e-6'; YAML takes a "
-        r"number for text unless it has a point and a signed exponent, so write 1\.0e-6",
+        r"{at}/lr.yaml: phases\.sft\.optimizers\.actor\.lr must be a number above 0 and at most 1000, received the text "
+        r"'1e-6'; YAML takes a number for text unless it has a point and a signed exponent, so write 1\.0e-6",
     ),
     Case(
         "a reward that does not import",

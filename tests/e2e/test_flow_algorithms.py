@@ -197,6 +197,16 @@ def test_an_address_that_is_silent_ends_a_run_in_one_sentence(spec: Path, tmp_pa
             "kl_floor: without kl_coef there is no distance to weigh; give kl_coef, or remove this",
         ),
         (
+            "flow_dppo",
+            {"threshold": 0.0, "mask_space": "mean"},
+            "mask_space: with threshold = 0 a step has moved too far in any space; give threshold, or remove this",
+        ),
+        (
+            "flow_nft",
+            {"old": {"rate": 0.0}},
+            "old.rate: a share that begins at 0 and stays there makes no copy that differs; give rate, or start",
+        ),
+        (
             "flow_online_dpo",
             {"kl_coef": 0.1},
             "kl_coef: the preference holds the actor near its reference by beta; remove this",

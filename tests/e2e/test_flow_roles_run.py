@@ -205,6 +205,16 @@ def test_a_phase_of_other_roles_can_be_added_to_a_run(whole: Path, spec: Path, t
             "teacher_guidance, or remove this",
         ),
         (
+            {"phases__r1__algorithm__mixture": 0.0, "phases__r1__algorithm__guidance_reward": 2.0},
+            "phases.r1.algorithm.guidance_reward: with mixture = 0 the teacher's guidance has no share of the reward; give "
+            "mixture, or remove this",
+        ),
+        (
+            {"phases__r1__algorithm__mixture": 1.0},
+            "--set phases.r1.algorithm.mixture=1.0: phases.r1.algorithm.mixture must be a number of at least 0 and below 1, "
+            "received the number 1.0",
+        ),
+        (
             {"phases__r1__algorithm__slow": {"start": 0.6}},
             "phases.r1.algorithm.slow.start: a share that begins at 0.6 is above its largest, cap = 0.5; lower it, or raise cap",
         ),

@@ -314,8 +314,8 @@ def test_C1_C2_an_algorithm_and_its_recipe_declare_one_contract() -> None:
 def test_a_temperature_that_float32_cannot_divide_by(where: str) -> None:
     said = where.replace("phases.1", "phases.grpo")
     assert changed(f"{where}.temperature", 1e-6) == []
-    assert changed(f"{where}.temperature", 1e-38) == [
-        f"{said}.temperature: 1e-38 is so close to 0 that logits divided by it overflow; "
+    assert changed(f"{where}.temperature", 1e-30) == [
+        f"{said}.temperature: 1e-30 is so close to 0 that logits divided by it overflow; "
         f"use at least 1e-06, or 0 for greedy decoding"
     ]
 
@@ -323,14 +323,14 @@ def test_a_temperature_that_float32_cannot_divide_by(where: str) -> None:
 @pytest.mark.parametrize(
     ("address", "said"),
     [
-        ("phases.0.optimizers.0.weight_decay", "phases.sft.optimizers.actor.weight_decay"),
-        ("phases.0.optimizers.0.lr", "phases.sft.optimizers.actor.lr"),
+        ("phases.0.optimizers.0.max_grad_norm", "phases.sft.optimizers.actor.max_grad_norm"),
         ("phases.1.algorithm.dual_clip", "phases.grpo.algorithm.dual_clip"),
-        ("phases.1.algorithm.kl_coef", "phases.grpo.algorithm.kl_coef"),
-        ("phases.1.rewards.0.weight", "phases.grpo.rewards.short.weight"),
         ("model.config.initializer_range", "model.config.initializer_range"),
     ],
 )
 def test_numbers_that_do_not_fit_32_bits(address: str, said: str) -> None:
     assert changed(address, 3.4e38) == []
     assert changed(address, 1e39) == [f"{said}: 1e+39 is beyond the largest number of 32 bits, about 3.4e+38"]
+    assert changed(address, 1e-39) == [
+        f"{said}: 1e-39 is nearer to 0 than the smallest number of 32 bits, about 1.2e-38, and would be taken for 0"
+    ]

@@ -89,8 +89,11 @@ def test_overrides_see_a_table_where_a_word_stands(tmp_path: Path) -> None:
     [
         ("loar", "finetune.kind must be 'full' or 'lora', received the text 'loar'"),
         (3, "finetune must be a table with kind 'full' or 'lora', received the number 3"),
-        ({"kind": "lora", "rank": 0}, "finetune.rank must be an integer of at least 1, received the number 0"),
-        ({"kind": "lora", "alpha": 0}, "finetune.alpha must be a number above 0, received the number 0"),
+        ({"kind": "lora", "rank": 0}, "finetune.rank must be an integer from 1 to 65536, received the number 0"),
+        (
+            {"kind": "lora", "alpha": 0},
+            "finetune.alpha must be a number above 0 and at most 1000000, received the number 0",
+        ),
         ({"kind": "lora", "targets": "q_proj"}, "finetune.targets must be a list, received the text 'q_proj'"),
         (
             {"kind": "lora", "drop_out": 0.1},

@@ -82,7 +82,7 @@ def test_a_specification_without_a_kind_still_means_adamw(tmp_path: Path) -> Non
         ),
         (
             {"kind": "adamw", "lr": "1e-6"},
-            "phases.sft.optimizers.actor.lr must be a number above 0, received the text '1e-6'",
+            "phases.sft.optimizers.actor.lr must be a number above 0 and at most 1000, received the text '1e-6'",
         ),
         ({"kind": "muon", "adamw": {"momentum": 0.9}}, "phases.sft.optimizers.actor.adamw has no field 'momentum'"),
         ({"kind": "adamw", "groups": [{"name": "a", "paths": ["embed"], "lr": 1.0}]}, "lacks 'weight_decay'"),

@@ -69,7 +69,8 @@ def test_a_specification_made_in_python_is_checked_like_a_file() -> None:
     made = spec(tomllib.loads(tiny.SPEC))
     wrong = msgspec.structs.replace(made.phases[0], optimizers=[AdamWSpec(lr="1e-6")])  # type: ignore[arg-type]
     with pytest.raises(
-        SpecError, match=r"phases\.sft\.optimizers\.actor\.lr must be a number above 0, received the text"
+        SpecError,
+        match=r"phases\.sft\.optimizers\.actor\.lr must be a number above 0 and at most 1000, received the text",
     ):
         af.plan(msgspec.structs.replace(made, phases=[wrong]))
 

@@ -154,7 +154,7 @@ def test_check_goes_through_all_files_and_fails_for_one(
     assert captured.out == f"OK {toml}: grpo, phases grpo\n"
     wrong, missing = captured.err.splitlines()
     assert wrong == (
-        f"error: {bad}: phases.grpo.optimizers.actor.lr must be a number above 0, received the text '1e-6'; "
+        f"error: {bad}: phases.grpo.optimizers.actor.lr must be a number above 0 and at most 1000, received the text '1e-6'; "
         f"write 1e-6 without quotes"
     )
     assert missing.startswith(f"error: {tmp_path / 'none.toml'}: no such file")
@@ -191,6 +191,7 @@ def test_schema_describes_every_field(capsys: pytest.CaptureFixture[str]) -> Non
     assert schema["$defs"]["AdamWSpec"]["properties"]["lr"] == {
         "type": "number",
         "exclusiveMinimum": 0,
+        "maximum": 1000,
         "default": 1e-6,
         "description": "highest learning rate",
     }

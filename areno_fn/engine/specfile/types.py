@@ -13,7 +13,10 @@ from areno_fn.contracts.spec import RunSpec
 Type = inspect.Type
 Path = tuple[str | int, ...]
 
-_PATTERNS = {"^[A-Za-z0-9_.-]+$": "text of letters, digits, '_', '.' and '-'"}
+_PATTERNS = {
+    "^[A-Za-z0-9_.-]+$": "text of letters, digits, '_', '.' and '-'",
+    "^https?://": "an address that begins with http:// or https://",
+}
 ANY: Type = inspect.AnyType()
 
 
