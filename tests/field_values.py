@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import inspect
 
-from areno_fn.engine.specfile.types import choose
+from areno_fn.engine.specfile.types import choose, root
 
 Place = tuple[str | int, ...]
 
@@ -40,3 +40,16 @@ def changed(raw: Any, place: Place, value: Any) -> Any:
 
 def dotted(place: Place) -> str:
     return ".".join(map(str, place))
+
+
+def numbers(plain: Any) -> list[tuple[Place, inspect.Type]]:
+    """The places of all numbers of a specification, those in lists too."""
+    found: list[tuple[Place, inspect.Type]] = []
+    for place, info in places(root(), plain):
+        inner: list[tuple[Place, inspect.Type]] = [(place, info)]
+        if isinstance(info, inspect.TupleType):
+            inner = [((*place, index), item) for index, item in enumerate(info.item_types)]
+        elif isinstance(info, inspect.ListType) and value_at(plain, place):
+            inner = [((*place, 0), info.item_type)]
+        found += [(at, item) for at, item in inner if isinstance(item, inspect.IntType | inspect.FloatType)]
+    return found

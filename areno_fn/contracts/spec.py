@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
-from areno_fn.contracts.spec_base import Consistency, Name, Natural, Positive, Rate, Rows, Scale, Unit
+from areno_fn.contracts.spec_base import Consistency, Name, Natural, Positive, Rate, Rows, Scale, Tokens, Unit
 from areno_fn.contracts.spec_base import Spec as Spec
 from areno_fn.contracts.spec_data import ArithmeticData as ArithmeticData
 from areno_fn.contracts.spec_data import HFData as HFData
@@ -150,7 +150,7 @@ class Batch(Spec, frozen=True, kw_only=True):
     rows: Rows = 16
     micro_tokens: Positive = 8192
     micro_rows: Natural = 0
-    max_length: Positive = 1024
+    max_length: Tokens = 1024
     overlong: Literal["error", "truncate", "drop"] = "error"
 
 

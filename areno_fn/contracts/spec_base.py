@@ -19,6 +19,8 @@ Rows = Annotated[int, Meta(ge=1, le=1_048_576)]
 """What one step holds in memory."""
 Samples = Annotated[int, Meta(ge=1, le=65_536)]
 """Of one prompt."""
+Tokens = Annotated[int, Meta(ge=1, le=16_777_216)]
+"""Of one sequence."""
 Turns = Annotated[int, Meta(ge=1, le=1_000)]
 """How often one step goes over what it holds."""
 Rate = Annotated[float, Meta(ge=0)]

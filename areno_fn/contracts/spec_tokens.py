@@ -7,7 +7,19 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta, field
 
 from areno_fn.contracts.execution import DATASET_NONE, GENERATION_REWARD, ExecutionContract
-from areno_fn.contracts.spec_base import Coefficient, Natural, Positive, Rate, Rows, Samples, Scale, Spec, Turns, Unit
+from areno_fn.contracts.spec_base import (
+    Coefficient,
+    Natural,
+    Positive,
+    Rate,
+    Rows,
+    Samples,
+    Scale,
+    Spec,
+    Tokens,
+    Turns,
+    Unit,
+)
 
 COLDEST = 1e-6
 """Least temperature that is not 0; logits divided by much less would overflow float32."""
@@ -19,7 +31,7 @@ class Sampling(Spec, frozen=True, kw_only=True):
     `temperature = 0` is greedy decoding, legal only for evaluation; any other is at least `COLDEST`.
     """
 
-    max_tokens: Positive = 64
+    max_tokens: Tokens = 64
     temperature: Annotated[float, Meta(ge=0, le=1000)] = 1.0
     top_k: Natural = 0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0

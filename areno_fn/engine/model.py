@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -31,6 +32,8 @@ from areno_fn.world.tokenizer import declared_eos
 
 _HEAD = "lm_head.weight"
 _NORM = "norm.weight"
+MOST_PARAMETERS = 100_000_000_000
+"""Of a model from scratch: 400 GB."""
 _TRAINABLE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -160,7 +163,7 @@ def plan_model(spec: RunSpec) -> ModelPlan:
         return from_folder(spec.model)
     name = spec.model.family
     if name in FLOW_FAMILIES:
-        return flow_from_scratch(FLOW_FAMILIES[name], spec.model)
+        return _held(flow_from_scratch(FLOW_FAMILIES[name], spec.model))
     if name in FLOW_LAYOUTS:
         raise ModelError(
             f"family: {name!r} is trained from a pipeline folder of diffusers; use kind 'hf' with its path"
@@ -169,7 +172,18 @@ def plan_model(spec: RunSpec) -> ModelPlan:
         raise ModelError(
             f"family: there is no {name!r}; those of text are {', '.join(FAMILIES)}, those of pictures {', '.join(FLOW_FAMILIES)}"
         )
-    return from_scratch(spec.model)
+    return _held(from_scratch(spec.model))
+
+
+def _held(made: ModelPlan) -> ModelPlan:
+    """The same plan, where a machine can hold its parameters, of which nobody has looked at a file."""
+    parameters = sum(math.prod(spec.shape) for spec in made.layout.target.values())
+    if parameters > MOST_PARAMETERS:
+        raise ModelError(
+            f"config: it makes {parameters:,} parameters, and a model from scratch has at most {MOST_PARAMETERS:,}; lower the "
+            f"sizes in it"
+        )
+    return made
 
 
 def flow_from_scratch(family: FlowFamily, spec: ScratchModel) -> ModelPlan:

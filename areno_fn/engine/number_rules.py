@@ -10,6 +10,8 @@ from areno_fn.engine.specfile.types import Path, locate, plain_copy
 
 MOST_HELD = 1_048_576
 """Samples or pictures that one step holds in memory at most."""
+MOST_TOKENS = 1_000_000_000
+"""Tokens that one step draws at most."""
 MOST_UPDATES = 100_000
 """Updates that one step makes at most."""
 _FLOAT32_MAX = 3.4028234663852886e38
@@ -39,6 +41,26 @@ def range_problems(spec: RunSpec) -> Iterator[str]:
             )
 
 
+def vocabulary_problems(spec: RunSpec, vocab_size: int) -> Iterator[str]:
+    """A sentence for every `top_k` that leaves nothing out.
+
+    Args:
+        vocab_size: how many tokens the model can draw.
+    """
+    drawn = [
+        (f"phases.{phase.name}.algorithm", phase.algorithm.sampling)
+        for phase in spec.phases
+        if isinstance(phase.algorithm, Sampled)
+    ]
+    drawn += [("evaluation", spec.evaluation.sampling)] if spec.evaluation is not None else []
+    for where, sampling in drawn:
+        if sampling.top_k > vocab_size:
+            yield (
+                f"{where}.sampling.top_k: the model has {vocab_size} tokens, of which the best {sampling.top_k} are all; lower "
+                f"it, or use 0 for all"
+            )
+
+
 def _floats(value: Any, path: Path) -> Iterator[tuple[Path, float]]:
     if isinstance(value, float):
         yield path, value
@@ -58,6 +80,11 @@ def _held(phase: Phase, where: str) -> Iterator[str]:
         yield (
             f"{where}.algorithm.{field}: {rows:,} rows x {each} are {rows * samples * terms:,} in one step, and at most "
             f"{MOST_HELD:,} are held at once; lower it, or batch.rows"
+        )
+    if isinstance(algorithm, Sampled) and rows * samples * algorithm.sampling.max_tokens > MOST_TOKENS:
+        yield (
+            f"{where}.algorithm.sampling.max_tokens: {algorithm.sampling.max_tokens:,} for each of {rows:,} rows x {samples:,} "
+            f"samples are more than the {MOST_TOKENS:,} tokens that a step may draw; lower it, samples or batch.rows"
         )
     if isinstance(algorithm, Repeated) and algorithm.epochs * algorithm.minibatches > MOST_UPDATES:
         yield (

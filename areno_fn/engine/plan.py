@@ -32,6 +32,7 @@ from areno_fn.engine.identity import identity_of
 from areno_fn.engine.media import check_medium
 from areno_fn.engine.medium import Medium
 from areno_fn.engine.model import ModelPlan, plan_model
+from areno_fn.engine.number_rules import vocabulary_problems
 from areno_fn.engine.optimizers import Mover, Trained, trained
 from areno_fn.engine.phases import PhasePlan, plan_phase
 from areno_fn.engine.picture_medium import Pictures
@@ -161,6 +162,8 @@ def plan(
     else:
         tokenizer = _tokenizer(spec, model)
         require_same_tokens(critic, tokenizer)
+        if problems := [*vocabulary_problems(spec, model.token_policy.vocab_size)]:
+            raise SpecError("\n".join(problems))
         stop = tuple(token for token in tokenizer.eos_ids if token < model.token_policy.vocab_size)
         loaded = Loaded(device=device, tokenizer=tokenizer, vocab_size=model.token_policy.vocab_size)
         medium = Text(

@@ -16,8 +16,11 @@ _MOST = {
     "num_single_layers": 1000,
     "num_experts": 4096,
     "num_local_experts": 4096,
+    "vocab_size": 16_777_216,
+    "num_embeds_ada_norm": 16_777_216,
+    "max_position_embeddings": 1_000_000_000,
 }
-"""Counts of what a layout has a row for: a damaged configuration would otherwise fill the memory before it is refused."""
+"""Counts of what a layout or a tensor has rows for: a damaged configuration would otherwise fill memory before it is refused."""
 
 
 class Fields:
@@ -37,7 +40,7 @@ class Fields:
         return ModelError(f"{self.where}: {sentence}")
 
     def integer(self, name: str, *, default: Any = REQUIRED, least: int = 1) -> Any:
-        """An integer of at least `least`; counts of layers and experts have an upper bound too."""
+        """An integer of at least `least`; some counts have an upper bound too."""
         value = self._take(name, default)
         if value is None:
             return None

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from all_records import FLOWS, TOKENS
-from field_values import Place, changed, places, value_at
+from field_values import Place, changed, numbers
 from msgspec import inspect
 
 from areno_fn.contracts.errors import SpecError
@@ -39,7 +39,7 @@ ACCEPTED: dict[str, set[str]] = {
         "Batch.micro_rows", "Batch.micro_tokens", "ClipReward.batch", "Evaluation.batch", "Export.shard_bytes",
         "HttpReward.batch", "ModelReward.micro_tokens",
     },
-    "a bound that the model, its vocabulary or the data set": {"Batch.max_length", "Sampling.max_tokens", "Sampling.top_k"},
+    "a bound that the vocabulary sets": {"Sampling.top_k"},
 }  # fmt: skip
 """Where a thousand million is no mistake, by what it means there."""
 
@@ -77,19 +77,6 @@ def record_of(plain: Any, place: Place) -> str:
             name = next(key for key in place[depth:] if isinstance(key, str))
             return f"{choose(info, raw)[0].cls.__name__}.{name}"
     raise AssertionError(place)
-
-
-def numbers(plain: Any) -> list[tuple[Place, inspect.Type]]:
-    """The places of all numbers, those in lists too."""
-    found: list[tuple[Place, inspect.Type]] = []
-    for place, info in places(root(), plain):
-        inner: list[tuple[Place, inspect.Type]] = [(place, info)]
-        if isinstance(info, inspect.TupleType):
-            inner = [((*place, index), item) for index, item in enumerate(info.item_types)]
-        elif isinstance(info, inspect.ListType) and value_at(plain, place):
-            inner = [((*place, 0), info.item_type)]
-        found += [(at, item) for at, item in inner if isinstance(item, inspect.IntType | inspect.FloatType)]
-    return found
 
 
 def alone(plain: dict[str, Any], place: Place) -> tuple[dict[str, Any], Place]:
