@@ -356,9 +356,13 @@ def wan(*, experts: int = 1, expand: bool = False, second: float = 0.0) -> Tiny:
     return made("WanPipeline", VIDEO, parts=parts, call=call, guidance=3.0, second=second)
 
 
-def wan_unipc() -> Tiny:
+def unipc() -> Any:
     flow = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0}
-    parts = _wan_parts("text to video") | {"scheduler": diffusers.UniPCMultistepScheduler(**flow)}
+    return diffusers.UniPCMultistepScheduler(**flow)
+
+
+def wan_unipc() -> Tiny:
+    parts = _wan_parts("text to video") | {"scheduler": unipc()}
     return made("WanPipeline", VIDEO, parts=parts, call={"guidance_scale": 3.0}, guidance=3.0)
 
 
@@ -376,16 +380,18 @@ def wan_picture(variant: str, *, images: int = 1) -> Tiny:
     return made("WanImageToVideoPipeline", VIDEO, parts=parts, call=call, guidance=3.0, media=given, rows=1)
 
 
-def wan_video() -> Tiny:
-    parts = _wan_parts("text to video")
+def wan_video(scheduler: Any = None) -> Tiny:
+    parts = _wan_parts("text to video") | ({"scheduler": scheduler} if scheduler is not None else {})
     data = (noise("video", 9, 3, 32, 48).sigmoid() * 255).round() / 255
     mean, std = (torch.tensor(_SCALES[name])[:, None, None, None] for name in ("latents_mean", "latents_std"))
     clean = (parts["vae"].encode(2 * data.transpose(0, 1)[None] - 1).latent_dist.mode() - mean) / std
 
     def start(state: torch.Tensor) -> dict[str, torch.Tensor]:
         parts["scheduler"].set_timesteps(4)
-        when = parts["scheduler"].timesteps[2:3].repeat(2)
-        return {"latents": parts["scheduler"].scale_noise(clean.expand(2, -1, -1, -1, -1), when, state)}
+        when, both = parts["scheduler"].timesteps[2:3].repeat(2), clean.expand(2, -1, -1, -1, -1)
+        if hasattr(parts["scheduler"], "add_noise"):
+            return {"latents": parts["scheduler"].add_noise(both, state, when)}
+        return {"latents": parts["scheduler"].scale_noise(both, when, state)}
 
     given = (Media(type="video", data=data),)
     call = {"guidance_scale": 3.0, "strength": 0.5}
@@ -441,6 +447,7 @@ FAMILIES: dict[str, Callable[[], Tiny]] = {
     "Z-Image": z_image,
     "Wan 2.1": wan_unipc,
     "Wan 2.1 with a video": wan_video,
+    "Wan 2.1 with a video, by UniPC": lambda: wan_video(unipc()),
     "Wan 2.1 with a picture": lambda: wan_picture("image to video"),
     "Wan 2.1 between two pictures": lambda: wan_picture("first and last frame to video", images=2),
     "Wan 2.2 A14B": lambda: wan(experts=2),

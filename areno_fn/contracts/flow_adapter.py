@@ -67,6 +67,7 @@ class NoiseLevels:
         lowest: where the even grid ends before it is shifted; None: at 1 / steps.
         terminal: the last level before 0, to which the grid is stretched; None leaves it.
         solver: the method.
+        strength: the share of a schedule's steps, the last ones, that is made where nothing is said.
         low, high: what is trained is asked at the levels from `low` up and below `high`, or up to it where it is 1; a part that
             stays frozen is asked at the others.
     """
@@ -76,6 +77,7 @@ class NoiseLevels:
     lowest: float | None = None
     terminal: float | None = None
     solver: Solver = "euler"
+    strength: float = 1.0
     low: float = 0.0
     high: float = 1.0
 

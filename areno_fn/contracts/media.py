@@ -6,7 +6,7 @@ A picture is float32 [C, H, W], a video [T, C, H, W], both from 0 to 1; sound is
 from __future__ import annotations
 
 import hashlib
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 import attrs
 import torch
@@ -23,13 +23,35 @@ _DIMS: dict[MediaType, int] = {"image": 3, "video": 4, "audio": 2}
 _LOWEST: dict[MediaType, float] = {"image": 0.0, "video": 0.0, "audio": -1.0}
 
 
+class Stored(Protocol):
+    """Numbers that are read each time they are needed, from files that have been looked at."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Theirs."""
+        ...
+
+    @property
+    def digest(self) -> bytes:
+        """Of what they are read from."""
+        ...
+
+    def read(self) -> torch.Tensor:
+        """The numbers, float32, as the module says.
+
+        Raises:
+            DataError: they can no longer be read.
+        """
+        ...
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class Media:
     """One picture, video or sound.
 
     Attributes:
         type: which.
-        data: as the module says.
+        source: given as `data`: numbers as the module says, or what reads them.
         slot: what it is for, such as "first_frame"; empty where only the order counts.
 
     Raises:
@@ -37,15 +59,38 @@ class Media:
     """
 
     type: MediaType
-    data: torch.Tensor
+    source: torch.Tensor | Stored = attrs.field(alias="data")
     slot: str = ""
 
+    @property
+    def data(self) -> torch.Tensor:
+        """The numbers; those that are stored are read anew."""
+        return self.source if isinstance(self.source, torch.Tensor) else self.source.read()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the numbers, which are not read for it."""
+        return tuple(self.source.shape)
+
+    @property
+    def content(self) -> bytes:
+        """All bytes of the numbers, or a digest of what they are read from."""
+        if isinstance(self.source, torch.Tensor):
+            return self.source.contiguous().numpy().tobytes()
+        return self.source.digest
+
     def __attrs_post_init__(self) -> None:
-        if self.data.ndim != _DIMS[self.type] or self.data.dtype != torch.float32 or not self.data.numel():
+        if len(self.shape) != _DIMS[self.type]:
             raise DataError(
-                f"a medium of type {self.type!r} is float32 with {_DIMS[self.type]} dimensions, received {shown(self.data)}"
+                f"a medium of type {self.type!r} is float32 with {_DIMS[self.type]} dimensions, received {list(self.shape)}"
             )
-        low, high = (float(x) for x in self.data.aminmax())
+        if not isinstance(self.source, torch.Tensor):
+            return
+        if self.source.dtype != torch.float32 or not self.source.numel():
+            raise DataError(
+                f"a medium of type {self.type!r} is float32 with {_DIMS[self.type]} dimensions, received {shown(self.source)}"
+            )
+        low, high = (float(x) for x in self.source.aminmax())
         if not (low >= _LOWEST[self.type] and high <= 1):
             raise DataError(
                 f"a medium of type {self.type!r} holds numbers from {_LOWEST[self.type]:g} to 1, received {low:g} to {high:g}"
@@ -74,8 +119,8 @@ class Request:
         """A digest of all that it says, the bytes of its media included."""
         found = hashlib.sha256(repr((self.prompt, self.negative_prompt)).encode())
         for one in self.media:
-            found.update(repr((one.type, one.slot, tuple(one.data.shape))).encode())
-            found.update(one.data.contiguous().numpy().tobytes())
+            found.update(repr((one.type, one.slot, one.shape)).encode())
+            found.update(one.content)
         return found.hexdigest()
 
 

@@ -140,6 +140,8 @@ class PipelineIOContract:
             problem = "negative_prompt: it takes none"
         if problem is None and self.inputs_like_output and size is not None:
             problem = _other_size(request, size)
+        if problem is None and self.initial == "input" and size is not None:
+            problem = _other_length(request, size)
         if problem is not None:
             raise DataError(f"{where}: {self.family} does not take this row, {problem}")
 
@@ -205,13 +207,21 @@ class PipelineIOContract:
 
 def _other_size(request: Request, size: Size) -> str | None:
     for one in request.media:
-        height, width = (int(side) for side in one.data.shape[-2:])
+        height, width = one.shape[-2:]
         if one.type != "audio" and (height, width) != (size.height, size.width):
             return (
                 f"inputs_like_output: the {one.type} must be {size.height} x {size.width}, as what is made is, "
                 f"received {height} x {width}"
             )
     return None
+
+
+def _other_length(request: Request, size: Size) -> str | None:
+    frames = [one.shape[0] for one in request.media if one.type == "video"]
+    strange = [count for count in frames if count != size.frames]
+    if not strange:
+        return None
+    return f"initial: the video must have {size.frames} frames, as what is made has, received {strange[0]}"
 
 
 def require_condition(names: Iterable[str], where: str) -> None:

@@ -87,16 +87,22 @@ class Levels(Spec, frozen=True, kw_only=True):
 
 
 class Denoising(Levels, frozen=True, kw_only=True):
-    """How a flow model draws without noise in its steps: by Euler's steps, or by the multistep solver UniPC."""
+    """How a flow model draws without noise in its steps: by Euler's steps, or by the multistep solver UniPC.
+
+    A model that begins with a video makes the last `strength` of the steps, from the video with as much noise as these begin
+    with; 0 stands for the share of its pipeline.
+    """
 
     solver: Literal["euler", "unipc"] = "euler"
+    strength: Unit = 0.0
 
 
 class NoisyDenoising(Levels, frozen=True, kw_only=True):
     """How it draws with noise in some steps, so that what is drawn has a probability; these are trained on.
 
     The level is eta in the table of `areno_fn.steps.flow.transition.transition`, at most 1 for "cps". Of the steps `noisy`,
-    by default all but the last, every iteration takes `count` anew, with `window` successive ones.
+    by default all but the last, every iteration takes `count` anew, with `window` successive ones. `strength` is that of
+    `Denoising`; the steps that are made are then counted from 0.
     """
 
     steps: Annotated[int, Meta(ge=2, le=1000)] = 10
@@ -105,6 +111,7 @@ class NoisyDenoising(Levels, frozen=True, kw_only=True):
     noisy: list[int] = field(default_factory=list)
     count: Natural = 0
     window: bool = False
+    strength: Unit = 0.0
 
 
 Times = Literal["uniform", "logit_normal"]

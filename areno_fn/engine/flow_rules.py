@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from areno_fn.contracts.spec import (
+    Denoising,
     FlowAWM,
     FlowCoupled,
     FlowCRD,
@@ -93,6 +95,24 @@ def guidance_problems(spec: RunSpec, name: str) -> Iterator[str]:
                 f"{where}: nothing has taught {name} from scratch what to make without a condition; give a flow_sft phase "
                 f"before it a condition_dropout, or set this to 1"
             )
+
+
+def strength_problems(spec: RunSpec, name: str) -> Iterator[str]:
+    """What begins with noise makes all steps.
+
+    Args:
+        spec: what is asked for.
+        name: of the model's family.
+    """
+    drawn: list[tuple[str, Any]] = []
+    for phase in spec.phases:
+        drawn.append((f"phases.{phase.name}.algorithm.denoising", getattr(phase.algorithm, "denoising", None)))
+        drawn.append((f"phases.{phase.name}.denoising", phase.denoising))
+    if spec.evaluation is not None:
+        drawn.append(("evaluation.denoising", spec.evaluation.denoising))
+    for where, levels in drawn:
+        if isinstance(levels, Denoising | NoisyDenoising) and levels.strength:
+            yield f"{where}.strength: this {name} begins with noise and makes all steps; remove it"
 
 
 def _reference(spec: RunSpec, algorithm: FlowReferred, where: str) -> Iterator[str]:

@@ -26,7 +26,7 @@ from areno_fn.contracts.spec import (
     ScratchModel,
     StoredData,
 )
-from areno_fn.engine.flow_rules import guidance_problems
+from areno_fn.engine.flow_rules import guidance_problems, strength_problems
 
 _DATA: dict[Medium, str] = {"text": "jsonl, parquet, hf or arithmetic", "pictures": "digits"}
 _OF_TEXT = ("micro_tokens", "max_length", "overlong")
@@ -51,6 +51,8 @@ def check_medium(spec: RunSpec, name: str, medium: Medium, *, prompted: bool = F
     if spec.evaluation is not None:
         problems += _evaluation(spec.evaluation, name, medium, prompted)
     problems += guidance_problems(spec, name)
+    if not prompted:
+        problems += strength_problems(spec, name)
     if problems:
         raise SpecError("\n".join(problems))
 

@@ -125,11 +125,6 @@ def plan_pipeline(spec: HFModel) -> PipelinePlan:
     pipeline = open_pipeline(spec.path, elsewhere)
     family = pipeline_family(pipeline.class_name)
     contract = family.contract(pipeline)
-    if contract.initial != "noise":
-        raise SpecError(
-            f"{contract.family} begins with what it is given, initial: it is {contract.initial!r}, but a run draws from noise; "
-            f"compose its steps by hand, with `FlowPrompts.begin`"
-        )
     for name in contract.codec:
         require_scales(pipeline.configs.get(name, {}), f"the {name}'s configuration")
     transformers = tuple(part.name for part in contract.components if part.trained)

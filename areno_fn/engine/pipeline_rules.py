@@ -7,8 +7,15 @@ from typing import Any
 
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.execution import Acquisition
+from areno_fn.contracts.flow_adapter import NoiseLevels
 from areno_fn.contracts.pipeline_io import PipelineIOContract
 from areno_fn.contracts.spec import ClipReward, FlowTaught, HFModel, HttpReward, Levels, Phase, RewardSpec, RunSpec
+from areno_fn.engine.flow_rules import strength_problems
+from areno_fn.engine.place import at
+from areno_fn.steps.recipes.flow_drawing import schedule_of
+
+_GUIDED = ("reference", "teacher")
+"""Who may have guidance beside what draws."""
 
 
 def check_pipeline(spec: RunSpec, contract: PipelineIOContract) -> None:
@@ -18,12 +25,29 @@ def check_pipeline(spec: RunSpec, contract: PipelineIOContract) -> None:
         SpecError: one line per problem, each naming the field, and the clause of the contract.
     """
     problems = [problem for phase in spec.phases for problem in _phase(phase, contract)]
-    problems += [problem for phase in spec.phases for problem in _at_all_levels(spec, phase, contract)]
+    problems += [problem for phase in spec.phases for problem in _few_steps(spec, phase, contract)]
+    problems += _second_guidance(spec)
+    if contract.initial == "noise":
+        problems += strength_problems(spec, contract.family)
     if spec.evaluation is not None:
         problems += _rewards(spec.evaluation.rewards, "evaluation", contract)
         problems += _said("evaluation.denoising.guidance", contract.admit_guidance, spec.evaluation.denoising.guidance)
     if problems:
         raise SpecError("\n".join(problems))
+
+
+def check_steps(spec: RunSpec, levels: NoiseLevels) -> None:
+    """Refuses evaluations that would make no step; `levels` are those of the pipeline's own scheduler.
+
+    Raises:
+        SpecError: names the field.
+    """
+    drawn = [(f"phases.{phase.name}.denoising", phase.denoising) for phase in spec.phases]
+    drawn += [] if spec.evaluation is None else [("evaluation.denoising", spec.evaluation.denoising)]
+    for where, denoising in drawn:
+        if denoising is not None:
+            with at(where):
+                schedule_of(denoising, levels)
 
 
 def _phase(phase: Phase, contract: PipelineIOContract) -> Iterator[str]:
@@ -34,7 +58,8 @@ def _phase(phase: Phase, contract: PipelineIOContract) -> Iterator[str]:
     drawn = getattr(algorithm, "denoising", None)
     if isinstance(drawn, Levels):
         yield from _said(f"{where}.denoising.guidance", contract.admit_guidance, drawn.guidance)
-    for name in ("reference_guidance", "teacher_guidance"):
+    for who in _GUIDED:
+        name = f"{who}_guidance"
         yield from _said(f"{where}.{name}", contract.admit_guidance, getattr(algorithm, name, 1.0))
     if phase.denoising is not None:
         yield from _said(f"phases.{phase.name}.denoising.guidance", contract.admit_guidance, phase.denoising.guidance)
@@ -45,14 +70,34 @@ def _phase(phase: Phase, contract: PipelineIOContract) -> Iterator[str]:
         )
 
 
-def _at_all_levels(spec: RunSpec, phase: Phase, contract: PipelineIOContract) -> Iterator[str]:
-    """A generator of few steps is trained at all noise levels."""
+def _second_guidance(spec: RunSpec) -> Iterator[str]:
+    """A weight below the boundary is for what has guidance above it."""
+    said = isinstance(spec.model, HFModel) and spec.model.pipeline is not None and spec.model.pipeline.guidance_2
+    drawn: list[Any] = [None if spec.evaluation is None else spec.evaluation.denoising]
+    for phase in spec.phases:
+        drawn += [phase.denoising, getattr(phase.algorithm, "denoising", None)]
+    scales = [levels.guidance for levels in drawn if isinstance(levels, Levels)]
+    scales += [getattr(phase.algorithm, f"{who}_guidance", 1.0) for phase in spec.phases for who in _GUIDED]
+    if said and all(scale == 1 for scale in scales):
+        yield "model.pipeline.guidance_2: nothing in this run has guidance; give a denoising `guidance`, or remove this"
+
+
+def _few_steps(spec: RunSpec, phase: Phase, contract: PipelineIOContract) -> Iterator[str]:
+    """A generator of few steps begins with noise, and is trained at all of its levels."""
+    if not isinstance(phase.algorithm, FlowTaught):
+        return
+    where, kind = f"phases.{phase.name}.algorithm", phase.algorithm.__struct_config__.tag
     named = spec.model.pipeline.trained if isinstance(spec.model, HFModel) and spec.model.pipeline else []
     every = [part.name for part in contract.components if part.trained]
-    if isinstance(phase.algorithm, FlowTaught) and named and set(named) != set(every):
+    if named and set(named) != set(every):
         yield (
-            f"phases.{phase.name}.algorithm: {phase.algorithm.__struct_config__.tag} trains at all noise levels, but "
-            f"model.pipeline.trained leaves some to {' and '.join(name for name in every if name not in named)}; remove that"
+            f"{where}: {kind} trains at all noise levels, but model.pipeline.trained leaves some to "
+            f"{' and '.join(name for name in every if name not in named)}; remove that"
+        )
+    if contract.initial != "noise":
+        yield (
+            f"{where}: {kind} trains what draws from noise, but {contract.family} begins with what it is given, initial: it is "
+            f"{contract.initial!r}; use another algorithm"
         )
 
 

@@ -36,7 +36,7 @@ from areno_fn.engine.number_rules import vocabulary_problems
 from areno_fn.engine.optimizers import Mover, Trained, trained
 from areno_fn.engine.phases import PhasePlan, plan_phase
 from areno_fn.engine.picture_medium import Pictures
-from areno_fn.engine.pipeline_rules import check_pipeline
+from areno_fn.engine.pipeline_rules import check_pipeline, check_steps
 from areno_fn.engine.place import at
 from areno_fn.engine.prompted_medium import PromptedPictures
 from areno_fn.engine.rewards import Loaded, load_all
@@ -149,6 +149,7 @@ def plan(
     check_medium(spec, model.family.name, model.medium, prompted=model.pipeline is not None)
     if model.pipeline is not None:
         check_pipeline(spec, model.pipeline.contract)
+        check_steps(spec, model.adapter.levels)
     model = consistent(spec, model, device)
     finetune = plan_finetune(spec, model)
     critic, cast = plan_critic(spec, model, finetune), plan_cast(spec, model, finetune)

@@ -17,7 +17,8 @@ from areno_fn.contracts.flow_adapter import FlowAdapter
 from areno_fn.contracts.flow_batch import Clean
 from areno_fn.contracts.geometry import Size
 from areno_fn.contracts.key import Key
-from areno_fn.contracts.media import MediaType, Request
+from areno_fn.contracts.media import MediaType, Request, Stored
+from areno_fn.contracts.record import replace
 from areno_fn.contracts.spec import Denoising, FlowDPO, Phase
 from areno_fn.engine.conditions import ConditionCache
 from areno_fn.engine.flow_medium import FlowMedium, apart, finite
@@ -27,7 +28,7 @@ from areno_fn.engine.text_medium import names_of
 from areno_fn.steps.recipes.flow_drawing import Draw
 from areno_fn.world.data_row import Row
 from areno_fn.world.pictures import Picture, subjects
-from areno_fn.world.prompted import PromptedRow, Shots, demonstration, preference, request_of, shot_of
+from areno_fn.world.prompted import PromptedRow, demonstration, preference, request_of, shot_of
 
 AT_ONCE: Mapping[MediaType, int] = {"image": 8, "video": 1}
 """Most that an autoencoder is given at once."""
@@ -90,8 +91,12 @@ class PromptedPictures(FlowMedium):
         return Clean(latents=latents, prompts=self._prompts(requests, ids, self.device))
 
     def prompts(self, prompts: Sequence[Request], rows: Sequence[int], device: torch.device) -> FlowPrompts:
-        """What is asked for in some rows, and what is not."""
-        return self._prompts([prompts[row] for row in rows], names_of(rows, len(prompts)), device)
+        """What is asked for in some rows, and what is not, and the latents that sampling begins near, where it does."""
+        chosen = [prompts[row] for row in rows]
+        asked = self._prompts(chosen, names_of(rows, len(prompts)), device)
+        if self.adapter.contract.initial == "noise":
+            return asked
+        return replace(asked, begin=self._begun(chosen).to(device))
 
     def draw(
         self, params: Any, prompts: Sequence[Request], key: Key, spec: Denoising, *, device: torch.device, max_rows: int
@@ -148,19 +153,23 @@ class PromptedPictures(FlowMedium):
         """What rewards and people look at; sound beside a video is not shown."""
         return next(type for type in self._types if type != "audio")
 
-    def _latents(self, shown: Sequence[Shots]) -> torch.Tensor:
+    def _begun(self, requests: Sequence[Request]) -> torch.Tensor:
+        """The latents of the given media that sampling begins near; they are encoded anew every time."""
+        return self._latents([{one.type: one.source for one in request.media} for request in requests])
+
+    def _latents(self, shown: Sequence[Mapping[MediaType, torch.Tensor | Stored]]) -> torch.Tensor:
         parts, most = self.parts.of(self.adapter.contract.codec), AT_ONCE[self._seen]
         found = []
         for start in range(0, len(shown), most):
             few = shown[start : start + most]
-            made = {type: torch.stack([shots[type].read() for shots in few]) for type in self._types}
+            made = {type: torch.stack([_read(shots[type]) for shots in few]) for type in self._types}
             with torch.no_grad():
                 found.append(self.adapter.encode_output(parts, made))
         latents = torch.cat(found).float()
         if tuple(latents.shape[1:]) != tuple(self.adapter.latent_shape) or not bool(latents.isfinite().all()):
             codec, wanted = " and ".join(self.adapter.contract.codec), ["B", *self.adapter.latent_shape]
             raise DataError(
-                f"the {codec} made latents {list(latents.shape)} of what is trained on, which must be finite numbers {wanted}; "
+                f"the {codec} made latents {list(latents.shape)} of what is given, which must be finite numbers {wanted}; "
                 f"load it in float32, with model.pipeline.dtype"
             )
         return latents
@@ -176,3 +185,7 @@ class PromptedPictures(FlowMedium):
                     f"{shot.where}: the {shot.type} is {found}, but the model makes {size}, geometry: resize it, or set "
                     f"the size under model.pipeline"
                 )
+
+
+def _read(given: torch.Tensor | Stored) -> torch.Tensor:
+    return given if isinstance(given, torch.Tensor) else given.read()

@@ -198,7 +198,8 @@ def _given(row: Row, value: Any) -> Media:
     if len(types) != 1 or value.keys() - {types[0], "slot"}:
         keys = ", ".join(sorted(map(str, value)))
         raise DataError(f"{row.where}: one of inputs is {{image, video or audio, and perhaps slot}}, received {keys}")
-    return Media(type=types[0], data=shot_of(row, value[types[0]], types[0]).read(), slot=value.get("slot", ""))
+    shot = shot_of(row, value[types[0]], types[0])
+    return Media(type=types[0], data=shot if shot.type == "video" else shot.read(), slot=value.get("slot", ""))
 
 
 def _legal(type: MediaType) -> str:

@@ -22,7 +22,6 @@ from areno_fn.ckpt.pipeline_save import save_pipeline
 from areno_fn.contracts.components import Located
 from areno_fn.contracts.errors import ArenoError, CheckpointError, ModelError
 from areno_fn.contracts.key import Key
-from areno_fn.contracts.media import InputMedia, InputRule
 from areno_fn.contracts.spec import Denoising, HFModel, PipelineSpec, RunSpec, ScratchModel
 from areno_fn.engine.conditions import ConditionCache
 from areno_fn.engine.model import from_folder, plan_model
@@ -165,22 +164,6 @@ def test_P6_outputs_of_several_sizes_are_refused(folder: Path, monkeypatch: pyte
 
     monkeypatch.setitem(PIPELINES, "sd3", attrs.evolve(family, contract=ragged))
     with pytest.raises(ArenoError, match="batching: it is 'ragged', but all that a run makes has one size"):
-        plan(spec(folder))
-
-
-def test_what_begins_with_a_given_medium_is_composed_by_hand(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    family = PIPELINES["sd3"]
-
-    def changed(edit: Callable[[Any], dict[str, Any]]) -> None:
-        def made(pipeline: Any) -> Any:
-            found = family.contract(pipeline)
-            return attrs.evolve(found, **edit(found))
-
-        monkeypatch.setitem(PIPELINES, "sd3", attrs.evolve(family, contract=made))
-
-    given = InputMedia(rules=(InputRule(type="image", least=1),))
-    changed(lambda _: {"initial": "input", "inputs": given})
-    with pytest.raises(ArenoError, match="model: sd3 begins with what it is given, initial: it is 'input'"):
         plan(spec(folder))
 
 

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from areno_fn.contracts.errors import DataError
+from areno_fn.contracts.media import Request
 from areno_fn.world.data_row import Row
 from areno_fn.world.pictures import diversity, grid, still, subjects, text
 from areno_fn.world.prompted import demonstration, preference, request_of
@@ -71,6 +72,24 @@ def test_given_media_have_a_type_and_perhaps_a_slot(tmp_path: Path) -> None:
     assert [(one.type, one.slot, tuple(one.data.shape)) for one in found] == [
         ("image", "", (3, 4, 6)), ("image", "last", (3, 4, 6)), ("video", "", (2, 3, 4, 6)),
     ]  # fmt: skip
+
+
+def test_a_given_video_stays_in_its_files_until_it_is_needed(tmp_path: Path) -> None:
+    def given() -> Request:
+        return request_of(row(tmp_path, prompt="a", inputs=[{"video": [dark, light]}]))
+
+    dark, light = save(tmp_path / "x.png", 0), save(tmp_path / "y.png", 255)
+    first = given()
+    (film,) = first.media
+    assert film.shape == (2, 3, 4, 6) and not isinstance(film.source, torch.Tensor)
+    assert film.data.mean((1, 2, 3)).tolist() == [0, 1]
+    assert first.fingerprint == given().fingerprint
+    save(tmp_path / "y.png", 254)
+    assert film.data[1].max() == pytest.approx(254 / 255)
+    assert first.fingerprint != given().fingerprint
+    save(tmp_path / "y.png", 255, size=(6, 6))
+    with pytest.raises(DataError, match=r"the picture .*y.png is 6 x 6, but was 4 x 6 as the run began"):
+        _ = film.data
 
 
 def test_a_file_that_ends_early_is_reported_with_its_row(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ _DENOISING = {
     "guidance": "weight of the condition against none; 1 asks the model once a step",
 }
 
+_STRENGTH = {"strength": "of what begins with a video: share of the steps that is made; 0: as its pipeline"}
+
 _REFERRED = {
     "reference": "what the distance is from: the phase's start, or the model without its adapters",
     "reference_every": "iterations after which the reference becomes the actor; 0: never",
@@ -81,7 +83,7 @@ FLOW_MEANINGS: dict[str, dict[str, str]] = {
         "parts": "other folders for frozen parts, by their names",
         "trained": "of several transformers, those that are trained, by component; when empty, all",
     },
-    "Denoising": {**_DENOISING, "solver": "of the equation from noise to data"},
+    "Denoising": {**_DENOISING, "solver": "of the equation from noise to data", **_STRENGTH},
     "NoisyDenoising": {
         **_DENOISING,
         "dynamics": "how noise enters a step",
@@ -89,6 +91,7 @@ FLOW_MEANINGS: dict[str, dict[str, str]] = {
         "noisy": "steps that may have noise, from 0; when empty, all but the last",
         "count": "how many of them have it in an iteration; 0: all",
         "window": "these are successive ones",
+        **_STRENGTH,
     },
     "FlowSFT": {
         "times": "distribution of the noise levels trained at",

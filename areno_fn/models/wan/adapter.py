@@ -39,6 +39,9 @@ WITH_PICTURE = "WanImageToVideoPipeline"
 WITH_VIDEO = "WanVideoToVideoPipeline"
 """It begins with a given video, noised to a level of the schedule; nothing else of it is shown."""
 
+STRENGTH = 0.8
+"""Share of the steps that it makes then, where nothing is said."""
+
 EXPERTS = ("transformer", "transformer_2")
 """That of the noisy levels, and that of the others; the parameters of two have these names before their own."""
 
@@ -288,6 +291,8 @@ def adapter(pipeline: Pipeline, setting: Setting) -> WanAdapter:
         levels = attrs.evolve(levels, low=boundary)
     elif setting.trained == EXPERTS[1:]:
         levels = attrs.evolve(levels, high=boundary)
+    if pipeline.class_name == WITH_VIDEO:
+        levels = attrs.evolve(levels, strength=STRENGTH)
     return WanAdapter(
         contract=contract(pipeline),
         size=setting.size,

@@ -14,16 +14,23 @@ from areno_fn.contracts.key import Key
 from areno_fn.contracts.spec import Denoising, Levels, NoisyDenoising
 from areno_fn.steps.flow.parts import limited
 from areno_fn.steps.flow.sample import flow_sampler
-from areno_fn.steps.flow.schedule import flow_match
+from areno_fn.steps.flow.schedule import flow_match, late
 from areno_fn.steps.flow.unipc import unipc_schedule
 
 
 def schedule_of(spec: Levels, own: NoiseLevels = EVEN) -> Schedule:
-    """The noise levels that a specification draws through: those of the model's `own` scheduler, or with another shift."""
+    """The noise levels that a specification draws through: those of the model's `own` scheduler, or with another shift.
+
+    Raises:
+        SpecError: of what begins with a given medium no step is left.
+    """
     levels = NoiseLevels(shift=spec.shift) if spec.shift else own
+    shift, said = levels.shift_of(spec.steps), isinstance(spec, Denoising | NoisyDenoising) and spec.strength
     if isinstance(spec, Denoising) and spec.solver == "unipc":
-        return unipc_schedule(spec.steps, shift=levels.shift_of(spec.steps))
-    return flow_match(spec.steps, shift=levels.shift_of(spec.steps), lowest=levels.lowest, terminal=levels.terminal)
+        whole = unipc_schedule(spec.steps, shift=shift)
+    else:
+        whole = flow_match(spec.steps, shift=shift, lowest=levels.lowest, terminal=levels.terminal)
+    return late(whole, said or own.strength)
 
 
 def process_of(spec: Levels) -> Process:
