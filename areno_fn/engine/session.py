@@ -237,7 +237,8 @@ def _finish(made: Plan, outputs: Outputs, state: TrainState, display: Display) -
     from areno_fn.world import curves  # matplotlib, which only the end of a run needs
 
     curves.draw(outputs.metrics, outputs.curves)
-    rewards = () if made.evaluation is None else tuple(reward.name for reward in made.evaluation.rewards)
+    judges = () if made.evaluation is None else made.evaluation.rewards
+    rewards = tuple(reward.name for reward in judges if reward.weight)
     found = summary.write(made.spec, outputs.metrics, outputs.summary, rewards)
     for phase in found["phases"]:
         display.message(_summed_up(phase))
