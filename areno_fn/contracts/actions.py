@@ -17,7 +17,7 @@ class Scores:
         logp: float32 [M].
         weight: float32 [M], 0 where a decision does not count.
         segments: int64 [M], the document of each decision, in [0, documents).
-        entropy: float32 [M], of the distribution the decision was scored under, without gradient.
+        entropy: float32 [M], of the distribution the decision was scored under; with a gradient for a loss that asks for it.
         documents: number of documents.
     """
 

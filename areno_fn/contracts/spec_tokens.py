@@ -54,7 +54,8 @@ class Sampled(Spec, frozen=True, kw_only=True):
     """What the algorithms have in common that learn from samples and rewards.
 
     `kl_coef` > 0 keeps a frozen snapshot of the phase's start as reference; every `reference_every` iterations (0:
-    never) it becomes what the actor is then.
+    never) it becomes what the actor is then. `entropy_coef` > 0 adds the entropy of the distribution tokens are drawn from to
+    what is maximised.
     """
 
     execution: ClassVar[ExecutionContract] = GENERATION_REWARD
@@ -66,6 +67,7 @@ class Sampled(Spec, frozen=True, kw_only=True):
     kl_in: Literal["loss", "reward"] = "loss"
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     reference_every: Natural = 0
+    entropy_coef: Rate = 0.0
     mask_truncated: bool = False
     minibatches: Rows = 1
     epochs: Turns = 1

@@ -20,7 +20,7 @@ from areno_fn.contracts.state import TrainState
 from areno_fn.steps.capture import Graphs, captured
 from areno_fn.steps.donation import Alone
 from areno_fn.steps.joins import Ends, Stage, ends, fits, join, show, stage_name
-from areno_fn.steps.objectives.separable import is_separable
+from areno_fn.steps.objectives.separable import is_entropic, is_separable
 from areno_fn.steps.reduce import add_sums, finish, reduce_sums
 from areno_fn.steps.scaling import divided, fitting
 
@@ -112,7 +112,17 @@ def pipeline(*stages: Stage) -> Pipeline:
         before = f"{described[-1].name} returns {show(described[-1].returns)}"
         described.append(ends(stage, arguments=1, before=before))
         join(described[-2], described[-1])
+        _require_entropies(stages[0], stage)
     return Pipeline(stages, tuple(described))
+
+
+def _require_entropies(scoring: Stage, stage: Stage) -> None:
+    """A loss with an entropy bonus would train without it where entropies are statistics."""
+    if is_entropic(stage) and not is_entropic(scoring):
+        raise JoinError(
+            f"{stage_name(stage)} has a gradient in the entropies, but those of {stage_name(scoring)} carry none; "
+            f"write act(policy, sampling, entropic=True)"
+        )
 
 
 def alone(gradient: Any, sums: Sums) -> tuple[Any, Sums]:

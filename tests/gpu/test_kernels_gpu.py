@@ -51,14 +51,24 @@ KERNELS = [
     linear_token_logp_cases.CASES,
     ordered_linear_cases.CASES,
     linear_token_loss_cases.CASES,
+    token_logp_cases.ENTROPIC,
+    linear_token_logp_cases.ENTROPIC,
+    linear_token_loss_cases.ENTROPIC,
 ]
 TRACED = [kernel for kernel in KERNELS if kernel.name != "linear_token_loss"]
 """A function that is an argument has no place in a graph."""
 LOW = ("ordered_linear",)
 """Kernels that a GPU has for 16 bits alone."""
-HOT = [pytest.param(k, c, id=f"{k.name}-{'x'.join(map(str, c.sizes))}-{c.variant}") for k in KERNELS for c in k.hot]
 
-every_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+
+def called(kernel: Cases) -> str:
+    """The name of a kernel, and whether its entropies have a gradient."""
+    return f"{kernel.name} entropic" if kernel in KERNELS[-3:] else kernel.name
+
+
+HOT = [pytest.param(k, c, id=f"{called(k)}-{'x'.join(map(str, c.sizes))}-{c.variant}") for k in KERNELS for c in k.hot]
+
+every_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=called)
 every_hot_case = pytest.mark.parametrize(("kernel", "case"), HOT)
 
 
@@ -165,7 +175,7 @@ def test_the_host_never_waits(kernel: Cases) -> None:
         step(tuple(moving_tensors(arguments)))
 
 
-@pytest.mark.parametrize("kernel", TRACED, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", TRACED, ids=called)
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.filterwarnings("ignore")
 def test_gradients_compile_whole(kernel: Cases, backend: str) -> None:

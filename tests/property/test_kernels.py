@@ -50,6 +50,9 @@ KERNELS = [
     linear_token_logp_cases.CASES,
     ordered_linear_cases.CASES,
     linear_token_loss_cases.CASES,
+    token_logp_cases.ENTROPIC,
+    linear_token_logp_cases.ENTROPIC,
+    linear_token_loss_cases.ENTROPIC,
 ]
 TRACED = [kernel for kernel in KERNELS if kernel.name != "linear_token_loss"]
 """A function that is an argument has no place in a graph."""
@@ -83,8 +86,13 @@ def poisoned(x: torch.Tensor) -> torch.Tensor:
     return x.fill_(torch.nan) if x.is_floating_point() else x.fill_(torch.iinfo(x.dtype).max)
 
 
+def called(kernel: Cases) -> str:
+    """The name of a kernel, and whether its entropies have a gradient."""
+    return f"{kernel.name} entropic" if kernel in KERNELS[-3:] else kernel.name
+
+
 def every_kernel(function: Callable[..., None]) -> Callable[..., None]:
-    return pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)(function)
+    return pytest.mark.parametrize("kernel", KERNELS, ids=called)(function)
 
 
 def for_cases(function: Callable[[Cases, Case], None], kernel: Cases, examples: int) -> None:
@@ -514,7 +522,7 @@ def machine_code() -> None:
 
             return launch
 
-    for place in ("launch", "gates", *(f"{kernel.name}.triton" for kernel in KERNELS)):
+    for place in ("launch", "gates", *{f"{kernel.name}.triton": None for kernel in KERNELS}):
         module = importlib.import_module(f"areno_fn.kernels.{place}")
         for name, value in list(vars(module).items()):
             if name.endswith("_kernel"):

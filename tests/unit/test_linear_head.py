@@ -35,9 +35,11 @@ def by_parts(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     factors: list[float] = []
     kernel = head.linear_token_logp
 
-    def watched(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, scale: float) -> Any:
+    def watched(
+        hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, scale: float, **keywords: Any
+    ) -> Any:
         factors.append(scale)
-        return kernel(hidden, weight, targets, scale)
+        return kernel(hidden, weight, targets, scale, **keywords)
 
     monkeypatch.setattr(head, "linear_token_logp", watched)
     monkeypatch.setattr(head, "in_parts", lambda hidden, matrix: hidden.dtype == matrix.dtype)

@@ -34,6 +34,7 @@ _SAMPLED = {
     "kl_in": "added to the loss of each token, or taken from the reward of a completion",
     "kl_estimator": "of that KL",
     "reference_every": "iterations after which the reference becomes the actor; 0: never",
+    "entropy_coef": "weight of the entropy of every token's distribution, which is maximised; 0: none",
     "mask_truncated": "ignore completions that hit max_tokens",
     "minibatches": "optimizer steps on one rollout",
     "epochs": "passes over one rollout",

@@ -22,6 +22,7 @@ def linear_token_logp(
     targets: torch.Tensor,
     scale: float = 1.0,
     *,
+    entropic: bool = False,
     chunk: int = CHUNK,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities and entropies of `token_logp(scale * (hidden weight^T), targets)`.
@@ -31,13 +32,15 @@ def linear_token_logp(
     and entropy of the parts are merged in float32. The gradient of `hidden` is summed over the parts in float32,
     that of `weight` within a part, over all rows at once.
 
-    The gradient flows through the log-probability only, once; the entropy is a statistic without a gradient.
+    The gradient flows through the log-probability, once, and through the entropy where that is asked for; else the entropy
+    is a statistic without one.
 
     Args:
         hidden: [M, D], floating.
         weight: [V, D], of the same dtype, V > 0.
         targets: int64 [M], each in [0, V). Outside it, the CPU raises and the GPU returns NaN.
         scale: factor of the logits, such as one over a temperature; finite and not 0.
+        entropic: the entropy carries a gradient.
         chunk: logits that may exist at once; a part has at least `LEAST` columns.
 
     Returns:
@@ -51,7 +54,8 @@ def linear_token_logp(
     fits = fits and hidden.is_floating_point() and hidden.dtype == weight.dtype
     wanted = "hidden must be floating [M, D], weight [V, D] of the same dtype with V > 0, and targets int64 [M]"
     require(fits, "linear_token_logp", wanted, hidden, weight, targets)
-    logp, entropy, _, _ = _linear_token_logp(hidden, weight, targets, scale, columns(hidden.shape[0], chunk))
+    made = _entropic if entropic else _linear_token_logp
+    logp, entropy, _, _ = made(hidden, weight, targets, scale, columns(hidden.shape[0], chunk))
     return logp, entropy
 
 
@@ -65,10 +69,14 @@ def columns(rows: int, chunk: int) -> int:
 
 
 def _pull(cotangents: tuple[Any, ...], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    dlogp, _, _, _ = cotangents
-    _, _, peak, log_sum = outputs
-    dhidden, dweight = _backward(dlogp, *inputs, peak, log_sum)
+    dlogp, dentropy, _, _ = cotangents
+    _, entropy, peak, log_sum = outputs
+    dhidden, dweight = _backward(dlogp, dentropy, *inputs, entropy, peak, log_sum)
     return dhidden, dweight, None, None, None
+
+
+def _pull_logp(cotangents: tuple[Any, ...], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return _pull((cotangents[0], None, *cotangents[2:]), inputs, outputs)
 
 
 def _rows_like(hidden: Any, weight: Any, targets: Any, scale: float, columns: int) -> tuple[torch.Tensor, ...]:
@@ -86,9 +94,10 @@ _forward = implementation(
 _backward = implementation(
     "linear_token_logp",
     "backward",
-    "(Tensor dlogp, Tensor hidden, Tensor weight, Tensor targets, float scale, int columns, Tensor peak, Tensor log_sum) "
-    "-> (Tensor, Tensor)",
+    "(Tensor dlogp, Tensor? dentropy, Tensor hidden, Tensor weight, Tensor targets, float scale, int columns, Tensor entropy, "
+    "Tensor peak, Tensor log_sum) -> (Tensor, Tensor)",
     reference.backward,
-    lambda dlogp, hidden, weight, *rest: (hidden.new_empty(hidden.shape), weight.new_empty(weight.shape)),
+    lambda dlogp, dentropy, hidden, weight, *rest: (hidden.new_empty(hidden.shape), weight.new_empty(weight.shape)),
 )
-_linear_token_logp = custom_vjp(_forward, _pull, constant_outputs=(1, 2, 3))
+_linear_token_logp = custom_vjp(_forward, _pull_logp, constant_outputs=(1, 2, 3))
+_entropic = custom_vjp(_forward, _pull, constant_outputs=(2, 3))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
+
+import attrs
 import torch
 from hypothesis import strategies as st
 
 from areno_fn import random
 from areno_fn.contracts.key import Key
-from areno_fn.kernels.law import Arguments, Case, Cases, Floor
+from areno_fn.kernels.law import Arguments, Case, Cases, Floor, size_of
 from areno_fn.kernels.linear_token_logp import linear_token_logp
 
 SCALES = {"plain": 1.0, "cold": 4.0, "warm": 0.5, "turned": -0.7}
@@ -38,6 +42,15 @@ def oracle(
     return torch.cat(logps), torch.cat(entropies)
 
 
+def entropic_oracle(
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, scale: float, chunk: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, of which the entropy has a gradient too."""
+    del chunk
+    logp = (hidden @ weight.t() * scale).log_softmax(-1)
+    return logp.gather(1, targets.unsqueeze(1)).squeeze(1), -(logp.exp() * logp).sum(-1)
+
+
 def tolerance(inputs: torch.dtype, result: torch.dtype) -> float:
     """Logits are rounded to the dtype of the inputs, and so are their cotangents before they are multiplied."""
     return 4 * max(torch.finfo(inputs).eps, torch.finfo(result).eps)
@@ -46,12 +59,14 @@ def tolerance(inputs: torch.dtype, result: torch.dtype) -> float:
 def noise(arguments: Arguments, cotangents: tuple[torch.Tensor, ...]) -> tuple[float, ...]:
     """A logit is rounded relative to its own size, and every cotangent carries the rounding of its probability."""
     hidden, weight, _, scale = arguments.positional
-    (dlogp,) = cotangents
+    dlogp, *others = cotangents
     if not len(hidden):
         return 0.0, 0.0, 0.0, 0.0
     row = weight.square().sum(1).mean().sqrt().item()
     logits = abs(scale) * hidden.square().mean().sqrt().item() * row
-    slope = abs(scale) * dlogp.square().mean().sqrt().item()
+    # the slope of an entropy is p_j (log p_j + H), of terms that are at most about as large as these
+    besides = sum(size_of(x) * (1 + math.log(len(weight)) + logits) for x in others)
+    slope = abs(scale) * (size_of(dlogp) + besides)
     into_hidden = slope * weight.abs().amax().item() * (1 + logits)
     into_weight = slope * hidden.square().mean().sqrt().item() * (1 + logits) * (len(hidden) / len(weight)) ** 0.5
     return 1 + logits, 1 + 4 * logits, into_hidden, into_weight
@@ -94,3 +109,12 @@ CASES = Cases(
     forward_floor=forward_floor,
     backward_floor=backward_floor,
 )
+
+ENTROPIC = attrs.evolve(
+    CASES,
+    function=partial(linear_token_logp, entropic=True),
+    oracle=entropic_oracle,
+    answered=(0, 1),
+    hot=(Case(sizes=(1000, 1024, 32003), dtype=torch.bfloat16, variant="plain", magnitude=3.0),),
+)
+"""Those of the entropy with a gradient."""

@@ -32,21 +32,30 @@ def forward(
 
 def backward(
     dlogp: torch.Tensor,
+    dentropy: torch.Tensor | None,
     hidden: torch.Tensor,
     weight: torch.Tensor,
     targets: torch.Tensor,
     scale: float,
     columns: int,
+    entropy: torch.Tensor,
     peak: torch.Tensor,
     log_sum: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cotangents of hidden [M, D] and weight [V, D]: dlogits = scale dlogp (1[j = target] - p_j)."""
+    """Cotangents of hidden [M, D] and weight [V, D].
+
+    dlogits = scale (dlogp (1[j = target] - p_j) - dentropy p_j (log p_j + H)).
+    """
     dhidden = torch.zeros_like(hidden, dtype=_dtype(hidden))
     dweight = torch.empty_like(weight)
     for first, part in zip(range(0, weight.shape[0], columns), weight.split(columns), strict=True):
-        probability = (_logits(hidden, part, scale) - (peak + log_sum).unsqueeze(-1)).exp()
+        every = _logits(hidden, part, scale) - (peak + log_sum).unsqueeze(-1)
+        probability = every.exp()
         here = torch.arange(first, first + part.shape[0], device=hidden.device) == targets.unsqueeze(-1)
-        dlogits = ((here.to(probability.dtype) - probability) * (scale * dlogp).unsqueeze(-1)).to(hidden.dtype)
+        slopes = (here.to(probability.dtype) - probability) * (scale * dlogp).unsqueeze(-1)
+        if dentropy is not None:
+            slopes -= probability * (every + entropy.unsqueeze(-1)) * (scale * dentropy).unsqueeze(-1)
+        dlogits = slopes.to(hidden.dtype)
         dhidden += dlogits.to(dhidden.dtype) @ part.to(dhidden.dtype)
         dweight[first : first + part.shape[0]] = dlogits.t() @ hidden
     return dhidden.to(hidden.dtype), dweight

@@ -33,20 +33,57 @@ def forward(
                 logits = _logits(hidden, weight[first : first + columns], scratch)
                 _forward_kernel[(count,)](
                     logits, targets, logp, entropy, peak, log_sum, s, u, chosen, logits.shape[1], first, size,
-                    targets.stride(0), SCALE=scale, BEGIN=first == 0, END=first + columns >= size,
+                    logits.stride(0), targets.stride(0), SCALE=scale, BEGIN=first == 0, END=first + columns >= size,
                     LOWEST=torch.finfo(dtype).min, ABSENT=ABSENT, WIDE=wide(hidden),
                     COLUMNS=min(COLUMNS, triton.next_power_of_2(logits.shape[1])), num_warps=8, **ROUNDING,
                 )  # fmt: skip
     return logp, entropy, peak, log_sum
 
 
+def measure(logits: torch.Tensor, targets: torch.Tensor, scale: float) -> tuple[torch.Tensor, ...]:
+    """Logp, entropy, largest logit and log(s), all [M], of rows of whole logits, whose elements lie side by side."""
+    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    count, size = logits.shape
+    logp, entropy, peak, log_sum = (torch.empty(count, dtype=dtype, device=logits.device) for _ in range(4))
+    _forward_kernel[(count,)](
+        logits, targets, logp, entropy, peak, log_sum, peak, peak, peak, size, 0, size, logits.stride(0), targets.stride(0),
+        SCALE=scale, BEGIN=True, END=True, LOWEST=torch.finfo(dtype).min, ABSENT=ABSENT, WIDE=wide(logits),
+        COLUMNS=min(COLUMNS, triton.next_power_of_2(size)), num_warps=8, **ROUNDING,
+    )  # fmt: skip
+    return logp, entropy, peak, log_sum
+
+
+def pull(
+    logits: torch.Tensor,
+    dlogp: torch.Tensor,
+    dentropy: torch.Tensor | None,
+    targets: torch.Tensor,
+    entropy: torch.Tensor,
+    peak: torch.Tensor,
+    log_sum: torch.Tensor,
+    scale: float,
+    first: int = 0,
+) -> None:
+    """Turns rows of logits into their cotangents in place; they are those of the tokens from `first` on."""
+    count, width = logits.shape
+    block = min(COLUMNS, triton.next_power_of_2(width))
+    besides = dlogp if dentropy is None else dentropy  # not read in the first case
+    _backward_kernel[(count, triton.cdiv(width, block))](
+        dlogp, besides, logits, targets, entropy, peak, log_sum, width, first, dlogp.stride(0), besides.stride(0),
+        logits.stride(0), targets.stride(0), SCALE=scale, ENTROPIC=dentropy is not None, WIDE=wide(logits), COLUMNS=block,
+        num_warps=8, **ROUNDING,
+    )  # fmt: skip
+
+
 def backward(
     dlogp: torch.Tensor,
+    dentropy: torch.Tensor | None,
     hidden: torch.Tensor,
     weight: torch.Tensor,
     targets: torch.Tensor,
     scale: float,
     columns: int,
+    entropy: torch.Tensor,
     peak: torch.Tensor,
     log_sum: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -62,12 +99,7 @@ def backward(
         for first in range(0, size, columns):
             part = weight[first : first + columns]
             logits = _logits(hidden, part, scratch)
-            width = logits.shape[1]
-            block = min(COLUMNS, triton.next_power_of_2(width))
-            _backward_kernel[(count, triton.cdiv(width, block))](
-                dlogp, logits, targets, peak, log_sum, width, first, dlogp.stride(0), targets.stride(0),
-                SCALE=scale, WIDE=wide(hidden), COLUMNS=block, num_warps=8, **ROUNDING,
-            )  # fmt: skip
+            pull(logits, dlogp, dentropy, targets, entropy, peak, log_sum, scale, first)
             torch.mm(logits.t(), hidden, out=dweight[first : first + columns])
             _add_product(dhidden, logits, part)
     return dhidden.to(hidden.dtype), dweight
@@ -96,11 +128,11 @@ def _add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
 @triton.jit
 def _forward_kernel(
     logits_ptr, targets_ptr, logp_ptr, entropy_ptr, peak_ptr, log_sum_ptr, s_ptr, u_ptr, chosen_ptr, width, first, size,
-    targets_m, SCALE: tl.constexpr, BEGIN: tl.constexpr, END: tl.constexpr, LOWEST: tl.constexpr, ABSENT: tl.constexpr,
+    logits_m, targets_m, SCALE: tl.constexpr, BEGIN: tl.constexpr, END: tl.constexpr, LOWEST: tl.constexpr, ABSENT: tl.constexpr,
     WIDE: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    logits_ptr += row * width
+    logits_ptr += row * logits_m
     if BEGIN:
         m = tl.full([], LOWEST, dtype=WIDE)
         s = tl.full([], 0.0, dtype=WIDE)
@@ -143,18 +175,22 @@ def _forward_kernel(
 
 @triton.jit
 def _backward_kernel(
-    dlogp_ptr, logits_ptr, targets_ptr, peak_ptr, log_sum_ptr, width, first, dlogp_m, targets_m,
-    SCALE: tl.constexpr, WIDE: tl.constexpr, COLUMNS: tl.constexpr,
+    dlogp_ptr, dentropy_ptr, logits_ptr, targets_ptr, entropy_ptr, peak_ptr, log_sum_ptr, width, first, dlogp_m, dentropy_m,
+    logits_m, targets_m, SCALE: tl.constexpr, ENTROPIC: tl.constexpr, WIDE: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < width
-    logits_ptr += row * width
+    logits_ptr += row * logits_m
     dlogp = tl.load(dlogp_ptr + row * dlogp_m).to(WIDE) * SCALE
     target = tl.load(targets_ptr + row * targets_m) - first
     peak = tl.load(peak_ptr + row)
     log_sum = tl.load(log_sum_ptr + row)
     logit = tl.load(logits_ptr + column, mask=inside, other=0.0).to(WIDE) * SCALE
-    probability = tl.exp(logit - peak - log_sum)
+    logp = logit - peak - log_sum
+    probability = tl.exp(logp)
     dlogit = dlogp * (tl.where(column == target, 1.0, 0.0) - probability)
+    if ENTROPIC:
+        dentropy = tl.load(dentropy_ptr + row * dentropy_m).to(WIDE) * SCALE
+        dlogit -= dentropy * probability * (logp + tl.load(entropy_ptr + row))
     tl.store(logits_ptr + column, dlogit.to(logits_ptr.dtype.element_ty), mask=inside)

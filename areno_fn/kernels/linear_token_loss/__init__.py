@@ -28,6 +28,7 @@ def linear_token_loss(
     *,
     scored: Scored | None = None,
     linear: Linear | None = None,
+    entropic: bool = False,
     chunk: int = CHUNK,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`token_logp(scale * (hidden weight^T), targets)`, and a 0 whose gradient is that of a loss of the log-probabilities.
@@ -53,6 +54,7 @@ def linear_token_loss(
         scored: in the place of `token_logp`, for another distribution, such as one of which tokens are cut off; it
             scales by itself.
         linear: what makes the logits, where their bits matter; with `scored` alone. Gradients are plain products.
+        entropic: the loss is one of log-probabilities and entropies, and `slope` returns its derivatives in both.
         chunk: logits that may exist at once.
 
     Returns:
@@ -75,7 +77,7 @@ def linear_token_loss(
         )
     rows = rows_at_once(hidden.shape[0], weight.shape[0], chunk)
     lever, logp, entropy, _, _ = _linear_token_loss(
-        hidden, weight, targets, slope, scale, scored, linear, rows, weight.requires_grad
+        hidden, weight, targets, slope, scale, scored, linear, rows, weight.requires_grad, entropic
     )
     return lever, logp, entropy
 
@@ -100,18 +102,18 @@ def _forward(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, 
 
 
 def _pull(cotangents: tuple[Any, ...], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    weight, trained = inputs[1], inputs[-1]
+    weight, trained = inputs[1], inputs[-2]
     dhidden, dweight = outputs[3:]
     factor = cotangents[0]
     into_hidden = factor.to(dhidden.dtype) * dhidden
     if not trained:
-        return into_hidden, None, *[None] * 7
+        return into_hidden, None, *[None] * 8
     into_weight = torch.empty_like(weight, memory_format=torch.contiguous_format)
     if backend("linear_token_loss", dweight) == "reference":
         torch.mul(dweight, factor, out=into_weight)
     else:
         importlib.import_module("areno_fn.kernels.linear_token_loss.triton").scaled(dweight, factor, into_weight)
-    return into_hidden, into_weight, *[None] * 7
+    return into_hidden, into_weight, *[None] * 8
 
 
 _linear_token_loss = custom_vjp(

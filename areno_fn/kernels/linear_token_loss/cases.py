@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import torch
 
 from areno_fn.kernels.law import Arguments, Case, Cases, Floor
@@ -84,3 +85,64 @@ CASES = Cases(
     forward_floor=forward_floor,
     backward_floor=backward_floor,
 )
+
+
+def entropic_build(case: Case, device: torch.device | str) -> Arguments:
+    """What `build` makes, and slopes of the loss in the entropies."""
+    made = build(case, device)
+    *first, scale = made.positional
+    dtype = torch.promote_types(case.dtype, torch.float32)
+    bends = case.lay(case.normal("bends", case.sizes[0], device=device, dtype=dtype))
+    return attrs.evolve(made, positional=(*first, bends, scale))
+
+
+def entropic(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    slopes: torch.Tensor,
+    bends: torch.Tensor,
+    scale: float,
+    **chunk: Any,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The kernel on a loss that is linear in log-probabilities and entropies."""
+
+    def slope(first: int, logp: torch.Tensor, entropy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        here = slice(first, first + len(entropy))
+        return slopes[here], bends[here]
+
+    return linear_token_loss(hidden, weight, targets, slope, scale, entropic=True, **chunk)
+
+
+def entropic_oracle(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    slopes: torch.Tensor,
+    bends: torch.Tensor,
+    scale: float,
+    chunk: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The formula; the lever is the loss less its value."""
+    del chunk
+    logp, entropy = later.entropic_oracle(hidden, weight, targets, scale)
+    lever = (slopes * (logp - logp.detach())).sum() + (bends * (entropy - entropy.detach())).sum()
+    return lever, logp, entropy
+
+
+def entropic_noise(arguments: Arguments, cotangents: tuple[torch.Tensor, ...]) -> tuple[float, ...]:
+    """That of `linear_token_logp`."""
+    hidden, weight, targets, slopes, bends, scale = arguments.positional
+    rows = Arguments(positional=(hidden, weight, targets, scale), moving=(0, 1))
+    return 0.0, *later.noise(rows, (slopes * cotangents[0], bends * cotangents[0]))
+
+
+ENTROPIC = attrs.evolve(
+    CASES,
+    function=entropic,
+    oracle=entropic_oracle,
+    build=entropic_build,
+    noise=entropic_noise,
+    hot=later.ENTROPIC.hot,
+)
+"""Those of a loss of entropies."""

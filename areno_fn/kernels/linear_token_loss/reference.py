@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from areno_fn.kernels.linear_token_loss.scored import Linear, Scored, Slope, pulled
+from areno_fn.kernels.linear_token_loss.scored import Linear, Scored, Slope, both, pulled
 from areno_fn.kernels.token_logp import reference as token_logp
 
 
@@ -18,8 +18,10 @@ def forward(
     linear: Linear | None,
     rows: int,
     into_weight: bool,
+    entropic: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """A 0, logp and entropy [M], and the gradients [M, D] and [V, D] (empty where not wanted)."""
+    del entropic  # the slopes say so
     dtype = torch.promote_types(hidden.dtype, torch.float32)
     logp, entropy = (torch.empty(targets.shape, dtype=dtype) for _ in range(2))
     dhidden = torch.empty(hidden.shape, dtype=hidden.dtype)
@@ -30,8 +32,11 @@ def forward(
         if scored is None:
             logits = logits.to(dtype) * scale
             logp[here], entropy[here], peak, log_sum = token_logp.forward(logits, targets[here])
-            dlogp = slope(first, logp[here], entropy[here]).to(dtype) * scale
-            dlogits = token_logp.backward(dlogp, logits, targets[here], peak, log_sum)
+            dlogp, dentropy = both(slope(first, logp[here], entropy[here]))
+            dentropy = None if dentropy is None else dentropy.to(dtype) * scale
+            dlogits = token_logp.backward(
+                dlogp.to(dtype) * scale, dentropy, logits, targets[here], entropy[here], peak, log_sum
+            )
         else:
             logp[here], entropy[here], dlogits = pulled(scored, slope, first, logits)
             dlogits = dlogits.to(dtype)

@@ -1,7 +1,8 @@
 """Log-probabilities of a linear head and their gradients on the GPU: three products by cuBLAS, one pass by Triton.
 
 Some rows of logits are made over the whole vocabulary and turned in place into 1[j = target] - p_j. A program reads a row
-twice, the second time from the cache, because those that run at once read no more than it holds.
+twice, the second time from the cache, because those that run at once read no more than it holds. For a loss of entropies,
+whose cotangent is no multiple of that, two passes are made as `linear_token_logp` makes them, the slopes in between.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import triton
 import triton.language as tl
 
 from areno_fn.kernels.launch import ROUNDING, Steps, on_device_of, resident, tile, warps, wide
-from areno_fn.kernels.linear_token_loss.scored import Linear, Scored, Slope, pulled
+from areno_fn.kernels.linear_token_logp.triton import measure, pull
+from areno_fn.kernels.linear_token_loss.scored import Linear, Scored, Slope, both, pulled
 
 ABSENT = -1e30
 """A logit that no model has, and whose distance from any other is finite."""
@@ -31,6 +33,7 @@ def forward(
     linear: Linear | None,
     rows: int,
     into_weight: bool,
+    entropic: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """A 0, logp and entropy [M], and the gradients [M, D] and [V, D] (empty where not wanted), contiguous."""
     dtype = torch.promote_types(hidden.dtype, torch.float32)
@@ -49,9 +52,14 @@ def forward(
             here = slice(first, first + rows)
             part = hidden[here]
             logits = linear(part, weight) if linear else torch.mm(part, weight.t(), out=scratch[: part.shape[0], :size])
-            if scored is None:
+            if scored is None and entropic:
+                logp[here], entropy[here], peak, log_sum = measure(logits, targets[here], scale)
+                dlogp, dentropy = (x.to(dtype) for x in slope(first, logp[here], entropy[here]))
+                pull(logits, dlogp, dentropy, targets[here], entropy[here], peak, log_sum, scale)
+                dhidden[here] = product(logits, weight, dtype)
+            elif scored is None:
                 turn(logits, targets[here], logp[here], entropy[here], scale)
-                factor = slope(first, logp[here], entropy[here]).to(dtype) * scale
+                factor = both(slope(first, logp[here], entropy[here]))[0].to(dtype) * scale
                 scaled(product(logits, weight, dtype), factor, dhidden[here])
                 part = scaled(part, factor, torch.empty_like(part))
             else:

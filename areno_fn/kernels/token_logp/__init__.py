@@ -13,7 +13,9 @@ from areno_fn.kernels.token_logp import reference
 __all__ = ["token_logp"]
 
 
-def token_logp(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def token_logp(
+    logits: torch.Tensor, targets: torch.Tensor, *, entropic: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities and entropies of categorical distributions given by logits.
 
     `logp_i = l[i, t_i] - log(sum_j exp(l[i, j]))` and `H_i = -sum_j p[i, j] log p[i, j]`, in float32 whatever the
@@ -22,11 +24,13 @@ def token_logp(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tenso
     A logit of -inf is a token that cannot be chosen: it adds nothing to the entropy and its gradient is 0. A row
     that is -inf throughout has logp -inf, entropy 0 and gradient 0.
 
-    The gradient flows through `logp` only, once; the entropy is a statistic without a gradient.
+    The gradient flows through `logp`, once, and through the entropy where that is asked for; else the entropy is a statistic
+    without one. `dH_i / dl[i, j] = -p[i, j] (log p[i, j] + H_i)`.
 
     Args:
         logits: [M, V], any floating dtype, any strides.
         targets: int64 [M], each in [0, V). Outside it, the CPU raises and the GPU returns NaN.
+        entropic: the entropy carries a gradient.
 
     Returns:
         logp [M] and entropy [M], float32 (float64 for float64 logits), in nats.
@@ -37,14 +41,18 @@ def token_logp(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tenso
     fits = logits.ndim == 2 and logits.shape[1] > 0 and targets.shape == logits.shape[:1]
     fits = fits and logits.is_floating_point() and targets.dtype == torch.int64
     require(fits, "token_logp", "logits must be floating [M, V] with V > 0 and targets int64 [M]", logits, targets)
-    logp, entropy, _, _ = _token_logp(logits, targets)
+    logp, entropy, _, _ = (_entropic if entropic else _token_logp)(logits, targets)
     return logp, entropy
 
 
 def _pull(cotangents: tuple[Any, ...], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    dlogp, _, _, _ = cotangents
-    _, _, peak, log_sum = outputs
-    return _backward(dlogp, *inputs, peak, log_sum), None
+    dlogp, dentropy, _, _ = cotangents
+    _, entropy, peak, log_sum = outputs
+    return _backward(dlogp, dentropy, *inputs, entropy, peak, log_sum), None
+
+
+def _pull_logp(cotangents: tuple[Any, ...], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return _pull((cotangents[0], None, *cotangents[2:]), inputs, outputs)
 
 
 def _rows_like(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -62,8 +70,9 @@ _forward = implementation(
 _backward = implementation(
     "token_logp",
     "backward",
-    "(Tensor dlogp, Tensor logits, Tensor targets, Tensor peak, Tensor log_sum) -> Tensor",
+    "(Tensor dlogp, Tensor? dentropy, Tensor logits, Tensor targets, Tensor entropy, Tensor peak, Tensor log_sum) -> Tensor",
     reference.backward,
-    lambda dlogp, logits, targets, peak, log_sum: logits.new_empty(logits.shape),
+    lambda dlogp, dentropy, logits, *rest: logits.new_empty(logits.shape),
 )
-_token_logp = custom_vjp(_forward, _pull, constant_outputs=(1, 2, 3))
+_token_logp = custom_vjp(_forward, _pull_logp, constant_outputs=(1, 2, 3))
+_entropic = custom_vjp(_forward, _pull, constant_outputs=(2, 3))

@@ -6,12 +6,15 @@ or all but the target (a greedy choice).
 
 from __future__ import annotations
 
+from functools import partial
+
+import attrs
 import torch
 from hypothesis import strategies as st
 
 from areno_fn import random
 from areno_fn.contracts.key import Key
-from areno_fn.kernels.law import Arguments, Case, Cases, Floor, of_result
+from areno_fn.kernels.law import Arguments, Case, Cases, Floor, of_result, size_of
 from areno_fn.kernels.token_logp import token_logp
 
 VARIANTS = ("open", "truncated", "closed row", "greedy")
@@ -56,6 +59,19 @@ def noise(arguments: Arguments, cotangents: tuple[torch.Tensor, ...]) -> tuple[f
     return 1.0, 1.0, dlogits
 
 
+def entropic_noise(arguments: Arguments, cotangents: tuple[torch.Tensor, ...]) -> tuple[float, ...]:
+    """The same, and for the slope of the entropy the terms p_j log p_j and p_j H, which are equal where all p_j are."""
+    logits, targets = arguments.positional
+    dlogp, dentropy = cotangents
+    first, second, dlogits = noise(arguments, (dlogp,))
+    if not len(targets):
+        return first, second, dlogits
+    every = logits.log_softmax(-1).nan_to_num(nan=-torch.inf)
+    weight, distance = every.exp(), torch.where(every > -torch.inf, every.abs(), 0.0)
+    bends = weight * (distance + oracle(logits, targets)[1].unsqueeze(1)) * (1 + distance)
+    return first, second, dlogits + size_of(dentropy.unsqueeze(1) * bends)
+
+
 def forward_floor(case: Case) -> Floor:
     """Reads the logits and the targets, writes two numbers a row."""
     count, size = case.sizes
@@ -97,3 +113,6 @@ CASES = Cases(
     forward_floor=forward_floor,
     backward_floor=backward_floor,
 )
+
+ENTROPIC = attrs.evolve(CASES, function=partial(token_logp, entropic=True), answered=(0, 1), noise=entropic_noise)
+"""Those of the entropy with a gradient."""

@@ -27,12 +27,24 @@ def forward(
 
 
 def backward(
-    dlogp: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor, peak: torch.Tensor, log_sum: torch.Tensor
+    dlogp: torch.Tensor,
+    dentropy: torch.Tensor | None,
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    entropy: torch.Tensor,
+    peak: torch.Tensor,
+    log_sum: torch.Tensor,
 ) -> torch.Tensor:
-    """The cotangent of the logits, [M, V]: dlogp (1[j = target] - p_j), 0 where a logit is -inf."""
+    """The cotangent of the logits, [M, V]: dlogp (1[j = target] - p_j) - dentropy p_j (log p_j + H), 0 where a logit is -inf."""
     wide = _wide(logits)
-    shifted = wide - peak.unsqueeze(-1)
-    dlogits = shifted.sub_(log_sum.unsqueeze(-1)).exp_().mul_(-dlogp.unsqueeze(-1))
+    every = (wide - peak.unsqueeze(-1)).sub_(log_sum.unsqueeze(-1))
+    if dentropy is None:
+        dlogits = every.exp_().mul_(-dlogp.unsqueeze(-1))
+    else:  # the smallest finite number stands for -inf, whose weight is 0
+        probability = every.exp()
+        dlogits = probability * -dlogp.unsqueeze(-1)
+        bend = every.clamp_min_(torch.finfo(wide.dtype).min).add_(entropy.unsqueeze(-1)).mul_(probability)
+        dlogits -= bend.mul_(dentropy.unsqueeze(-1))
     chosen = targets.unsqueeze(-1)
     possible = wide.gather(-1, chosen) > -torch.inf  # elsewhere p is 0 already
     dlogits.scatter_add_(-1, chosen, torch.where(possible, dlogp.unsqueeze(-1), 0.0))

@@ -33,17 +33,25 @@ def forward(
 
 
 def backward(
-    dlogp: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor, peak: torch.Tensor, log_sum: torch.Tensor
+    dlogp: torch.Tensor,
+    dentropy: torch.Tensor | None,
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    entropy: torch.Tensor,
+    peak: torch.Tensor,
+    log_sum: torch.Tensor,
 ) -> torch.Tensor:
     """The cotangent of the logits, [M, V], contiguous."""
     count, size = logits.shape
     dlogits = torch.empty(count, size, dtype=logits.dtype, device=logits.device)
     columns = min(COLUMNS, triton.next_power_of_2(size))
+    besides = dlogp if dentropy is None else dentropy  # not read in the first case
     if count:
         with on_device_of(logits):
             _backward_kernel[(count, triton.cdiv(size, columns))](
-                dlogp, logits, targets, peak, log_sum, dlogits, size, dlogp.stride(0), *logits.stride(), targets.stride(0),
-                WIDE=wide(logits), COLUMNS=columns, num_warps=8, **ROUNDING,
+                dlogp, besides, logits, targets, entropy, peak, log_sum, dlogits, size, dlogp.stride(0), besides.stride(0),
+                *logits.stride(), targets.stride(0), ENTROPIC=dentropy is not None, WIDE=wide(logits), COLUMNS=columns,
+                num_warps=8, **ROUNDING,
             )  # fmt: skip
     return dlogits
 
@@ -83,8 +91,8 @@ def _forward_kernel(
 
 @triton.jit
 def _backward_kernel(
-    dlogp_ptr, logits_ptr, targets_ptr, peak_ptr, log_sum_ptr, dlogits_ptr, size, dlogp_m, logits_m, logits_v, targets_m,
-    WIDE: tl.constexpr, COLUMNS: tl.constexpr,
+    dlogp_ptr, dentropy_ptr, logits_ptr, targets_ptr, entropy_ptr, peak_ptr, log_sum_ptr, dlogits_ptr, size, dlogp_m,
+    dentropy_m, logits_m, logits_v, targets_m, ENTROPIC: tl.constexpr, WIDE: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
@@ -94,7 +102,11 @@ def _backward_kernel(
     peak = tl.load(peak_ptr + row)
     log_sum = tl.load(log_sum_ptr + row)
     logit = tl.load(logits_ptr + row * logits_m + column * logits_v, mask=inside, other=0.0).to(WIDE)
-    probability = tl.exp(logit - peak - log_sum)
+    logp = logit - peak - log_sum
+    probability = tl.exp(logp)
     dlogit = dlogp * (tl.where(column == target, 1.0, 0.0) - probability)
+    if ENTROPIC:
+        dentropy = tl.load(dentropy_ptr + row * dentropy_m).to(WIDE)
+        dlogit -= dentropy * probability * (logp + tl.load(entropy_ptr + row))
     dlogit = tl.where(logit == -float("inf"), 0.0, dlogit)
     tl.store(dlogits_ptr + row * size + column, dlogit.to(dlogits_ptr.dtype.element_ty), mask=inside)

@@ -8,7 +8,7 @@ import torch
 
 from areno_fn.contracts.actions import Actions, Sums
 from areno_fn.contracts.calls import checked
-from areno_fn.steps.objectives.separable import separable
+from areno_fn.steps.objectives.separable import entropic, separable
 from areno_fn.steps.objectives.surrogate import Bounds, Units, counted, surrogate
 from areno_fn.steps.reduce import aggregate, check_aggregation
 
@@ -24,12 +24,13 @@ def clipped(
     kl_coef: float = 0.0,
     kl_estimator: str = "k3",
     importance_cap: float = 0.0,
+    entropy_coef: float = 0.0,
 ) -> Callable[[Actions], Sums]:
     r"""The stage `Actions -> Sums` of the clipped policy-gradient loss.
 
     Per decision, with r = exp(logp - old) and A the advantage,
 
-        -min(r A, clip(r, 1 - low, 1 + high) A) + kl_coef KL(logp, reference)
+        -min(r A, clip(r, 1 - low, 1 + high) A) + kl_coef KL(logp, reference) - entropy_coef H
 
     reduced by `aggregation`. The KL term is added: it is minimised with the loss. `old` is data recorded by
     the behaviour policy; against a copy of the current log-probability r would always be 1 and never clip.
@@ -48,6 +49,8 @@ def clipped(
         kl_coef: weight of the KL term; 0 leaves it out, and KL is then only reported where a reference is given.
         kl_estimator: a name of `areno_fn.steps.objectives.kl.ESTIMATORS`.
         importance_cap: the largest weight of a decision, where `Actions.rollout` is given; 0 leaves the weights out.
+        entropy_coef: weight of the entropy H of the distribution a decision was scored under, which is maximised (arXiv
+            1602.01783); above 0 the entropies must carry a gradient: `act(policy, sampling, entropic=True)`.
 
     Raises:
         SpecError: there is no such aggregation or estimator, or a bound is out of range.
@@ -60,6 +63,7 @@ def clipped(
         kl_coef=kl_coef,
         kl_estimator=kl_estimator,
         importance_cap=importance_cap,
+        entropy_coef=entropy_coef,
         who="clipped",
     )
 
@@ -71,7 +75,7 @@ def clipped(
 
         return surrogate(a, Units(of=_itself, weight=a.weight, reduce=reduce), bounds)
 
-    return separable(stage)
+    return separable(entropic(stage) if entropy_coef else stage)
 
 
 def _itself(values: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ import torch
 
 from areno_fn.contracts.actions import Actions, Sums
 from areno_fn.contracts.calls import checked
+from areno_fn.steps.objectives.separable import entropic
 from areno_fn.steps.objectives.surrogate import Bounds, Units, counted, surrogate
 from areno_fn.steps.reduce import aggregate, divide
 
@@ -20,12 +21,14 @@ def sequence_clipped(
     kl_coef: float = 0.0,
     kl_estimator: str = "k3",
     importance_cap: float = 0.0,
+    entropy_coef: float = 0.0,
 ) -> Callable[[Actions], Sums]:
     r"""The stage `Actions -> Sums` of GSPO: one term a sequence, whatever its length.
 
     With s = exp(mean over a sequence of logp - old), not of the sum, and A the mean of its advantages,
 
         -min(s A, clip(s, 1 - low, 1 + high) A) + kl_coef mean over the sequence of KL(logp, reference)
+            - entropy_coef mean over the sequence of H
 
     averaged over the sequences that have a decision that counts. Bounds are far narrower than those of ratios of
     single decisions, because a mean of many varies little. With an importance cap the first term is weighted by
@@ -38,6 +41,7 @@ def sequence_clipped(
         kl_coef: weight of the KL term; 0 leaves it out, and KL is then only reported where a reference is given.
         kl_estimator: a name of `areno_fn.steps.objectives.kl.ESTIMATORS`.
         importance_cap: the largest weight of a sequence, where `Actions.rollout` is given; 0 leaves the weights out.
+        entropy_coef: weight of the entropy H, as for `areno_fn.steps.objectives.clipped.clipped`.
 
     Raises:
         SpecError: there is no such estimator, or a bound is out of range.
@@ -48,6 +52,7 @@ def sequence_clipped(
         kl_coef=kl_coef,
         kl_estimator=kl_estimator,
         importance_cap=importance_cap,
+        entropy_coef=entropy_coef,
         who="sequence_clipped",
     )
 
@@ -55,7 +60,7 @@ def sequence_clipped(
         a = counted(actions, bounds)
         return surrogate(a, _sequences(a), bounds)
 
-    return stage
+    return entropic(stage) if entropy_coef else stage
 
 
 def _sequences(a: Actions) -> Units:

@@ -24,6 +24,7 @@ class Bounds:
         dual: the bound of the dual clip; 0 for none.
         kl_coef, kl_estimator: the KL term.
         importance_cap: the largest importance weight; 0 for no weights.
+        entropy_coef: weight of the entropy bonus.
         who: the name of the objective, for messages.
     """
 
@@ -34,6 +35,7 @@ class Bounds:
     importance_cap: float
     who: str
     dual: float = 0.0
+    entropy_coef: float = 0.0
 
     def __attrs_post_init__(self) -> None:
         check_estimator(self.kl_estimator)
@@ -42,6 +44,8 @@ class Bounds:
                 f"{self.who} needs 0 < low <= 1, high > 0 and kl_coef >= 0, "
                 f"received low={self.low}, high={self.high}, kl_coef={self.kl_coef}"
             )
+        if self.entropy_coef < 0:
+            raise SpecError(f"{self.who} needs entropy_coef >= 0, received {self.entropy_coef}")
         if (self.dual and not self.dual > 1) or self.importance_cap < 0:
             raise SpecError(
                 f"{self.who} needs dual > 1 and importance_cap > 0, or 0 for none, "
@@ -64,7 +68,7 @@ class Units(NamedTuple):
 
 
 def surrogate(a: Actions, units: Units, bounds: Bounds) -> Sums:
-    """The clipped loss of every unit and its KL term, reduced, with statistics.
+    """The clipped loss of every unit, its KL term and its entropy bonus, reduced, with statistics.
 
     Args:
         a: what `counted` returned.
@@ -85,6 +89,8 @@ def surrogate(a: Actions, units: Units, bounds: Bounds) -> Sums:
         stats["kl"] = mean_of(divergence, a.weight)
         if bounds.kl_coef:
             total = policy + bounds.kl_coef * units.reduce(units.of(divergence))[0]
+    if bounds.entropy_coef:
+        total = total - bounds.entropy_coef * units.reduce(units.of(a.entropy))[0]
     below = (ratio < 1 - bounds.low) & (advantage < 0)
     above = (ratio > 1 + bounds.high) & (advantage > 0)
     distance = (a.logp - _recorded(a)).abs()

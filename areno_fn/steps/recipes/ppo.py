@@ -12,6 +12,7 @@ from areno_fn.contracts.state import TrainState
 from areno_fn.steps.compose import pipeline, train_step
 from areno_fn.steps.joins import Stage
 from areno_fn.steps.kl_control import adapted_kl_coef
+from areno_fn.steps.objectives.separable import is_entropic
 from areno_fn.steps.objectives.value import value_clipped
 from areno_fn.steps.recipes.algorithm import ACTOR, CRITIC, NO_LOSSES, Algorithm, Materials, beginning, moving
 from areno_fn.steps.recipes.sampled import (
@@ -51,7 +52,8 @@ def ppo(spec: PPO, materials: Materials, losses: Mapping[str, Stage] = NO_LOSSES
     """
     policy = materials.token_policy
     judging = materials.critic_policy or policy
-    move_actor = moving(pipeline(act(policy, spec.sampling), losses.get(ACTOR) or surrogate_of(spec)), materials)
+    loss = losses.get(ACTOR) or surrogate_of(spec)
+    move_actor = moving(pipeline(act(policy, spec.sampling, entropic=is_entropic(loss)), loss), materials)
     move_critic = train_step(
         pipeline(estimate(judging), losses.get(CRITIC) or value_clipped(spec.critic.clip, coef=spec.critic.coef)),
         materials.optimizers[CRITIC],

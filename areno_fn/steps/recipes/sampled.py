@@ -18,6 +18,7 @@ from areno_fn.steps.compose import pipeline
 from areno_fn.steps.joins import Stage
 from areno_fn.steps.objectives.clipped import clipped
 from areno_fn.steps.objectives.kl import kl
+from areno_fn.steps.objectives.separable import is_entropic
 from areno_fn.steps.objectives.sequence import sequence_clipped
 from areno_fn.steps.recipes.algorithm import (
     ACTOR,
@@ -62,6 +63,7 @@ def gspo(spec: GSPO, materials: Materials, losses: Mapping[str, Stage] = NO_LOSS
         kl_coef=kl_of_loss(spec),
         kl_estimator=spec.kl_estimator,
         importance_cap=spec.importance_cap,
+        entropy_coef=spec.entropy_coef,
     )
     return _policy_gradient(spec, materials, losses.get(ACTOR) or surrogate)
 
@@ -71,7 +73,8 @@ def _policy_gradient(spec: GRPO | GSPO, materials: Materials, loss: Stage) -> Al
 
     To correct for the rollout, log-probabilities under the parameters that drew are computed again, as training does.
     """
-    update = moving(pipeline(act(materials.token_policy, spec.sampling), loss), materials)
+    scoring = act(materials.token_policy, spec.sampling, entropic=is_entropic(loss))
+    update = moving(pipeline(scoring, loss), materials)
     recall = recalling(spec, materials)
 
     def step(state: TrainState, batch: JudgedRollout) -> tuple[TrainState, Metrics]:
@@ -165,6 +168,7 @@ def surrogate_of(spec: GRPO | PPO) -> Stage:
         kl_coef=kl_of_loss(spec),
         kl_estimator=spec.kl_estimator,
         importance_cap=spec.importance_cap,
+        entropy_coef=spec.entropy_coef,
     )
 
 

@@ -35,6 +35,7 @@ def decision_log_probs(
     targets: torch.Tensor,
     kept: torch.Tensor | None = None,
     *,
+    entropic: bool = False,
     max_logits: int = MAX_LOGITS,
 ) -> _Pair:
     """Log-probabilities and entropies of decisions, given the hidden states they were made in.
@@ -51,18 +52,19 @@ def decision_log_probs(
         hidden: [M, D].
         targets: int64 [M].
         kept: int64 [M], how many tokens each target was drawn among; see `sampling.truncate`.
+        entropic: the entropy carries a gradient.
         max_logits: most logits held at once.
 
     Returns:
-        logp float32 [M], which carries the gradient, and entropy float32 [M], which carries none.
+        logp float32 [M], which carries the gradient, and entropy float32 [M], which carries none unless it is asked for.
     """
     whole = is_bitwise(policy)  # rows of logits as a rollout has them, never parts of the vocabulary
     rows = max(1, max_logits // policy.vocab_size)
     if targets.shape[0] <= rows:
-        return log_probs(policy.logits(params, hidden), targets, sampling, kept)
+        return log_probs(policy.logits(params, hidden), targets, sampling, kept, entropic=entropic)
     matrix = policy.head(params) if isinstance(policy, LinearHead) and not whole else None
     if isinstance(matrix, torch.Tensor) and in_parts(hidden, matrix) and not cuts(sampling, policy.vocab_size):
-        return linear_token_logp(hidden, matrix, targets, 1 / (sampling.temperature or 1.0))
+        return linear_token_logp(hidden, matrix, targets, 1 / (sampling.temperature or 1.0), entropic=entropic)
     leaves, structure = pytree.tree_flatten(params)
     moving = [i for i, x in enumerate(leaves) if _may_move(x)]
 
@@ -70,9 +72,10 @@ def decision_log_probs(
         full = list(leaves)
         for i, value in zip(moving, values, strict=True):
             full[i] = value
-        return log_probs(policy.logits(pytree.tree_unflatten(full, structure), h), t, sampling, n)
+        return log_probs(policy.logits(pytree.tree_unflatten(full, structure), h), t, sampling, n, entropic=entropic)
 
-    logp, entropy = _by_chunks(head, rows, hidden, targets, kept, *(leaves[i] for i in moving))
+    by_chunks = _by_chunks_of_both if entropic else _by_chunks
+    logp, entropy = by_chunks(head, rows, hidden, targets, kept, *(leaves[i] for i in moving))
     return logp, entropy
 
 
@@ -114,8 +117,8 @@ def _backward(cotangents: tuple[Any, ...], inputs: tuple[Any, ...], outputs: tup
     moving = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and x.is_floating_point()]
     sums: dict[int, torch.Tensor] = {}
     into_hidden = []
-    for h, t, n, dlogp in _split(rows, hidden, targets, kept, cotangents[0]):
-        dh, *pulled = _pull_chunk(head, h, t, n, dlogp, leaves, moving)
+    for h, t, n, *slopes in _split(rows, hidden, targets, kept, *cotangents):
+        dh, *pulled = _pull_chunk(head, h, t, n, slopes, leaves, moving)
         into_hidden.append(dh)
         for i, g in zip(moving, pulled, strict=True):
             if g is not None:  # summed in float32, as one product over all rows would be
@@ -129,7 +132,7 @@ def _pull_chunk(
     hidden: torch.Tensor,
     targets: torch.Tensor,
     kept: torch.Tensor | None,
-    dlogp: torch.Tensor,
+    slopes: list[torch.Tensor],
     leaves: list[Any],
     moving: list[int],
 ) -> tuple[torch.Tensor, ...]:
@@ -140,19 +143,19 @@ def _pull_chunk(
     torch.func can be traced, and they are zeros.
     """
 
-    def scored(h: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
+    def scored(h: torch.Tensor, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         full = list(leaves)
         for i, value in zip(moving, values, strict=True):
             full[i] = value
-        return head(h, targets, kept, full)[0]
+        return head(h, targets, kept, full)[: len(slopes)]
 
     at = (hidden, *(leaves[i] for i in moving))
     if torch.compiler.is_compiling():
-        pulled: tuple[torch.Tensor, ...] = torch.func.vjp(scored, *at)[1](dlogp)
+        pulled: tuple[torch.Tensor, ...] = torch.func.vjp(scored, *at)[1](tuple(slopes))
         return pulled
     with torch.enable_grad():
         at = tuple(x.detach().requires_grad_() for x in at)
-        return torch.autograd.grad(scored(*at), at, dlogp, allow_unused=True)
+        return torch.autograd.grad(scored(*at), at, slopes, allow_unused=True)
 
 
 def _zeros(leaf: Any) -> torch.Tensor | None:
@@ -160,4 +163,11 @@ def _zeros(leaf: Any) -> torch.Tensor | None:
     return leaf.new_zeros(()).expand_as(leaf) if isinstance(leaf, torch.Tensor) else None
 
 
-_by_chunks = custom_vjp(_forward, _backward, constant_outputs=(1,), keep_outputs=False)
+def _backward_of_logp(
+    cotangents: tuple[Any, ...], inputs: tuple[Any, ...], outputs: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    return _backward(cotangents[:1], inputs, outputs)
+
+
+_by_chunks = custom_vjp(_forward, _backward_of_logp, constant_outputs=(1,), keep_outputs=False)
+_by_chunks_of_both = custom_vjp(_forward, _backward, keep_outputs=False)

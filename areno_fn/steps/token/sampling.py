@@ -116,7 +116,12 @@ def cuts(sampling: Sampling, vocab_size: int) -> bool:
 
 
 def log_probs(
-    logits: torch.Tensor, targets: torch.Tensor, sampling: Sampling, kept: torch.Tensor | None = None
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    sampling: Sampling,
+    kept: torch.Tensor | None = None,
+    *,
+    entropic: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities of given tokens under the sampling distribution, and its entropy.
 
@@ -125,12 +130,12 @@ def log_probs(
         targets: int64 [M].
         sampling: the distribution.
         kept: int64 [M], how many tokens each target was drawn among; see `truncate`.
+        entropic: the entropy carries a gradient.
 
     Returns:
-        logp float32 [M], which carries the gradient, and entropy float32 [M], which carries none.
+        logp float32 [M], which carries the gradient, and entropy float32 [M], which carries none unless it is asked for.
     """
-    logp, entropy = token_logp(truncate(logits, sampling, keep=targets, kept=kept).logits, targets)
-    return logp, entropy
+    return token_logp(truncate(logits, sampling, keep=targets, kept=kept).logits, targets, entropic=entropic)
 
 
 class Drawn(NamedTuple):

@@ -41,8 +41,13 @@ def score(policy: TokenPolicy, sampling: Sampling) -> Callable[[Any, PackedToken
     return _with_losses(stage, policy, sampling, lambda batch: batch, made)
 
 
-def act(policy: TokenPolicy, sampling: Sampling) -> Callable[[Any, Experience], Actions]:
-    """A stage `(params, Experience) -> Actions`: what `score` gives, beside what was recorded of the decisions."""
+def act(policy: TokenPolicy, sampling: Sampling, *, entropic: bool = False) -> Callable[[Any, Experience], Actions]:
+    """A stage `(params, Experience) -> Actions`: what `score` gives, beside what was recorded of the decisions.
+
+    Args:
+        policy, sampling: as for `score`.
+        entropic: entropies carry a gradient, as a loss with an entropy bonus asks for; else they are statistics.
+    """
     check_sampling(sampling)
 
     def made(batch: Experience, logp: torch.Tensor, entropy: torch.Tensor) -> Actions:
@@ -55,9 +60,10 @@ def act(policy: TokenPolicy, sampling: Sampling) -> Callable[[Any, Experience], 
         )
 
     def stage(params: Any, batch: Experience) -> Actions:
-        return made(batch, *_scored(policy, sampling, params, batch.packed))
+        return made(batch, *_scored(policy, sampling, params, batch.packed, entropic=entropic))
 
-    return _with_losses(stage, policy, sampling, lambda batch: batch.packed, made)
+    setattr(stage, "entropic", entropic)
+    return _with_losses(stage, policy, sampling, lambda batch: batch.packed, made, entropic=entropic)
 
 
 def compare(policy: TokenPolicy, sampling: Sampling) -> Callable[[Any, Pairs], Comparisons]:
@@ -94,10 +100,10 @@ def _fields(batch: PackedTokens, logp: torch.Tensor, entropy: torch.Tensor) -> d
 
 
 def _scored(
-    policy: TokenPolicy, sampling: Sampling, params: Any, batch: PackedTokens
+    policy: TokenPolicy, sampling: Sampling, params: Any, batch: PackedTokens, *, entropic: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     hidden = _hidden(policy, params, batch)
-    return decision_log_probs(policy, sampling, params, hidden, batch.targets, batch.kept)
+    return decision_log_probs(policy, sampling, params, hidden, batch.targets, batch.kept, entropic=entropic)
 
 
 def _hidden(policy: TokenPolicy, params: Any, batch: PackedTokens) -> torch.Tensor:
@@ -112,6 +118,8 @@ def _with_losses(
     sampling: Sampling,
     packed: Callable[[Any], PackedTokens],
     made: Callable[..., Any],
+    *,
+    entropic: bool = False,
 ) -> Stage:
     """The stage, which offers to be run together with a separable loss (`areno_fn.steps.compose.pipeline`)."""
 
@@ -120,7 +128,9 @@ def _with_losses(
             tokens = packed(batch)
             hidden = _hidden(policy, params, tokens)
             record = partial(made, batch)
-            return levered(policy, sampling, params, hidden, tokens.targets, tokens.kept, record, loss)
+            return levered(
+                policy, sampling, params, hidden, tokens.targets, tokens.kept, record, loss, entropic=entropic
+            )
 
         return run
 
