@@ -59,6 +59,7 @@ class Graphs:
         self.memory: Any = None
         self._held: OrderedDict[Any, _Graph | None] = OrderedDict()
         self._numbers = numbers()
+        self.last: dict[int, _Held] = {}
 
     def number(self) -> int:
         """A number for the shapes of one move."""
@@ -84,8 +85,9 @@ class Graphs:
         self.memory = kept[-1].graph.pool() if kept else None
 
     def clear(self) -> None:
-        """Forgets all, and gives their memory back."""
+        """Forgets all, and gives their memory back; of what was moved nothing is kept either."""
         self._held.clear()
+        self.last.clear()
         self.memory = None
 
     @property
@@ -101,7 +103,6 @@ class Captured:
         self._move = move
         self._graphs = graphs
         self._number = graphs.number()
-        self._held = _Held(nodes=(), moved=(), all=(), kind=None)
 
     def __call__(self, moved: Any, frozen: Any, given: Any) -> tuple[Any, Any]:
         """What the move returns. On a GPU the next call overwrites what is told, and what is moved stays where it is.
@@ -109,7 +110,7 @@ class Captured:
         Raises:
             KernelError: a leaf is no tensor, or something in the move cannot be captured.
         """
-        self._held = held = _held(moved, frozen, self._held)
+        held = self._graphs.last[self._number] = _held(moved, frozen, self._graphs.last.get(self._number, _NOTHING))
         read, shape = pytree.tree_flatten(given)
         _require_tensors(read)
         if not captures(held.all, read):
@@ -150,7 +151,7 @@ class Captured:
                 f"an update cannot be captured as a graph, because something in it waits for the device or is not for one "
                 f"({str(error).splitlines()[0]}); do without that, or without capture"
             ) from error
-        made = _Graph(graph, self._held.all, tuple(pytree.tree_leaves(own)), told)
+        made = _Graph(graph, self._graphs.last[self._number].all, tuple(pytree.tree_leaves(own)), told)
         self._graphs.put(kind, made)
         return made
 
@@ -169,6 +170,9 @@ class _Held:
     moved: tuple[torch.Tensor, ...]
     all: tuple[torch.Tensor, ...]
     kind: Any
+
+
+_NOTHING = _Held(nodes=(), moved=(), all=(), kind=None)
 
 
 def _held(moved: Any, frozen: Any, before: _Held) -> _Held:

@@ -202,7 +202,7 @@ def test_moves_share_graphs_without_taking_each_other_s() -> None:
         two, _ = critic(two, frozen, batch(number, 3))
     assert replays() == [2, 2] and graphs.count == 2 and Recorded.pools == [None, "memory"]
     graphs.clear()
-    assert graphs.count == 0 and graphs.memory is None
+    assert graphs.count == 0 and graphs.memory is None and not graphs.last, "no moments of a phase are kept in the next"
     one, _ = actor(one, frozen, batch(3, 3))
     assert replays() == [2, 2], "it runs as it is again"
 
