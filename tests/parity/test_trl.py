@@ -21,6 +21,7 @@ from parity import trl_parts as theirs
 
 from areno_fn.contracts.actions import Actions, Comparisons, Estimates, Scores
 from areno_fn.contracts.batch import Prompts, Rollout
+from areno_fn.contracts.record import replace
 from areno_fn.steps.advantages import group_advantages
 from areno_fn.steps.objectives.clipped import clipped
 from areno_fn.steps.objectives.cross_entropy import cross_entropy
@@ -115,6 +116,22 @@ def test_grpo(loss: str, low: float, high: float, kl_coef: float) -> None:
     options = {"loss": loss, "low": low, "high": high, "beta": kl_coef, "length": 9, **data}
     metrics = compare_surrogates(stage, data, **options)
     assert ("kl" in metrics) == bool(kl_coef)
+
+
+@pytest.mark.parametrize("coef", [0.01, 0.5])
+def test_the_entropy_bonus(coef: float) -> None:
+    """A mean over tokens, as the losses are that are means over tokens; TRL has it for the others too."""
+    entropy = 1 + normal(ROWS, WIDTH).abs()
+    points = [(LOGP.clone().requires_grad_(), entropy.clone().requires_grad_()) for _ in range(2)]
+    (logp, bent), (own, also) = points
+    value, _ = theirs.surrogate_loss(logp, OLD, ADVANTAGES, MASK.long(), loss="bnpo", entropy=bent, entropy_coef=coef)
+    sums = clipped(entropy_coef=coef)(replace(actions(own), entropy=also[MASK]))
+    loss = sums.total / sums.weight
+    close(loss, value)
+    for ours, right in zip(
+        torch.autograd.grad(loss, (own, also)), torch.autograd.grad(value, (logp, bent)), strict=True
+    ):
+        close(ours, right)
 
 
 @pytest.mark.parametrize("bound", [1.25, 1.5, 3.0])

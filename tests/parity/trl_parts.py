@@ -117,9 +117,13 @@ def surrogate_loss(
     reference: torch.Tensor | None = None,
     length: int = 0,
     importance: torch.Tensor | None = None,
+    entropy: torch.Tensor | None = None,
+    entropy_coef: float = 0.0,
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """`GRPOTrainer._compute_loss` on log-probabilities [B, T], with a mask of ones and zeros."""
+    """`GRPOTrainer._compute_loss` on log-probabilities [B, T], and entropies, with a mask of ones and zeros."""
     from trl import GRPOTrainer
+
+    entropies = torch.zeros_like(logp.detach()) if entropy is None else entropy
 
     trainer = _stand_in(
         loss_type=loss,
@@ -135,8 +139,10 @@ def surrogate_loss(
         aux_loss_enabled=False,
         use_vllm=importance is not None,
         vllm_importance_sampling_correction=True,
-        _entropy_bonus_enabled=False,
-        _get_per_token_logps_and_entropies=lambda *_, **__: (logp, torch.zeros_like(logp.detach()), None),
+        _entropy_bonus_enabled=entropy is not None,
+        use_adaptive_entropy=False,
+        entropy_coef=entropy_coef,
+        _get_per_token_logps_and_entropies=lambda *_, **__: (logp, entropies, None),
     )
     inputs = {
         "prompt_ids": mask[:, :1],
