@@ -21,6 +21,10 @@ Made = Mapping[MediaType, torch.Tensor]
 """Media by type: pictures [B, C, H, W], videos [B, T, C, H, W], both from 0 to 1; sounds [B, C, L]."""
 
 
+Lengths = Mapping[str, tuple[int, int]]
+"""By the name of a tokenizer, how many tokens a prompt becomes, and how many of them are read."""
+
+
 @attrs.frozen(kw_only=True)
 class Pipeline:
     """A pipeline folder of diffusers, without its weights.
@@ -114,6 +118,19 @@ class ConditionPreparer(Protocol):
         ...
 
 
+class PromptReader(Protocol):
+    """What knows how much of a prompt is read."""
+
+    def lengths(self, parts: Parts, prompt: str) -> Lengths:
+        """How long a prompt is for every tokenizer behind whose limit it would be cut in silence.
+
+        Args:
+            parts: the tokenizers of `contract.preparer`.
+            prompt: the words.
+        """
+        ...
+
+
 class OutputCodec(Protocol):
     """What makes clean latents of media, and media of latents."""
 
@@ -136,7 +153,7 @@ class OutputCodec(Protocol):
         ...
 
 
-class FlowAdapter(FlowPolicy, ConditionPreparer, OutputCodec, Protocol):
+class FlowAdapter(FlowPolicy, ConditionPreparer, PromptReader, OutputCodec, Protocol):
     """A pipeline as functions, for one checkpoint and one size of what it makes.
 
     Its parameters are those of the component that is trained, `{name: tensor}` by the names in the file; of several

@@ -67,7 +67,7 @@ class Sampled(Spec, frozen=True, kw_only=True):
     kl_in: Literal["loss", "reward"] = "loss"
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     reference_every: Natural = 0
-    entropy_coef: Rate = 0.0
+    entropy_coef: Coefficient = 0.0
     mask_truncated: bool = False
     minibatches: Rows = 1
     epochs: Turns = 1

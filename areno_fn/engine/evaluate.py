@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -12,6 +12,7 @@ from areno_fn.contracts.key import Key
 from areno_fn.contracts.spec import Denoising, Sampling
 from areno_fn.engine.medium import Medium
 from areno_fn.world.clock import Stopwatch
+from areno_fn.world.data_row import Row
 from areno_fn.world.rewards import Reward, score
 
 TOTAL = "score"
@@ -31,7 +32,7 @@ class EvaluationPlan:
         batch: most samples drawn at once.
     """
 
-    rows: Sequence[Mapping[str, Any]]
+    rows: Sequence[Row]
     prompts: tuple[Any, ...]
     rewards: tuple[Reward, ...]
     sampling: Sampling | Denoising

@@ -55,6 +55,11 @@ class FlowMedium:
         del rows, trained
         return []
 
+    def cut(self, rows: Sequence[Row]) -> list[str]:
+        """Nothing: a class is no text."""
+        del rows
+        return []
+
     def tokens(self, drawn: Any) -> None:
         """There are none."""
 

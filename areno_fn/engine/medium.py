@@ -78,6 +78,10 @@ class Medium(Protocol):
         """What there is to say of rows before a run; `trained`: they are trained on as they stand."""
         ...
 
+    def cut(self, rows: Sequence[Row]) -> list[str]:
+        """What of the words of rows no encoder reads, in a sentence for each data set where there is something."""
+        ...
+
     def batch(self, examples: Sequence[Any], rows: Sequence[int], spec: Phase) -> Any:
         """What a step is given of some rows of a data set, on the CPU."""
         ...

@@ -59,7 +59,7 @@ class PhasePlan:
     spec: Phase
     algorithm: recipes.Algorithm
     steps: int
-    rows: Sequence[Mapping[str, Any]]
+    rows: Sequence[Row]
     examples: tuple[Any, ...]
     prompts: tuple[Any, ...] | None
     rewards: tuple[Reward, ...]

@@ -24,6 +24,7 @@ from areno_fn.engine.conditions import ConditionCache
 from areno_fn.engine.flow_medium import FlowMedium, apart, finite
 from areno_fn.engine.medium import Encoded
 from areno_fn.engine.parts import FrozenParts
+from areno_fn.engine.prompt_lengths import cut_prompts
 from areno_fn.engine.text_medium import names_of
 from areno_fn.steps.recipes.flow_drawing import Draw
 from areno_fn.world.data_row import Row
@@ -78,6 +79,12 @@ class PromptedPictures(FlowMedium):
             self.adapter.contract.admit(request, row.where, self.adapter.size)
         if rows:
             self.adapter.contract.admit_together(requests, rows[-1].where)
+
+    def cut(self, rows: Sequence[Row]) -> list[str]:
+        """The data sets whose prompts are longer than what the text encoders read."""
+        names = self.adapter.contract.preparer
+        tokenizers = [part.name for part in self.parts.components.located(names) if part.kind == "tokenizer"]
+        return cut_prompts(self.adapter, self.parts.of(tokenizers), rows)
 
     def batch(self, examples: Sequence[PromptedRow], rows: Sequence[int], spec: Phase) -> Clean:
         """Pictures as latents, encoded anew every time; of a pair both, the preferred one first, named by twice its name."""

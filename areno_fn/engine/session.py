@@ -74,8 +74,10 @@ def run(
     made = plan(spec, losses, optimizers)
     with prepare(spec.out, resume=resume, overwrite=overwrite) as outputs, closing(open_display()) as display:
         for phase in made.phases:
-            for line in phase.remarks():
+            for line in (*phase.remarks(), *made.medium.cut(phase.rows)):
                 display.message(f"phases.{phase.spec.name}: {line}")
+        for line in made.medium.cut(made.evaluation.rows) if made.evaluation is not None else ():
+            display.message(f"evaluation: {line}")
         state = _train(made, outputs, display, resume, accept)
         if state.cursor.phase < len(made.phases):
             display.message(f"stopped after step {state.cursor.total}; {_how_to_go_on(made, outputs)}")
@@ -111,7 +113,7 @@ def describe(spec: RunSpec, *, resume: bool = False, overwrite: bool = False, ac
             f"  {phase.spec.name}: {kind.__struct_config__.tag} ({contract.acquisition} + {contract.feedback}), "
             f"{phase.steps} steps of {phase.spec.batch.rows} rows from {phase.size}"
         )
-        lines += [f"    {line}" for line in phase.remarks()]
+        lines += [f"    {line}" for line in (*phase.remarks(), *made.medium.cut(phase.rows))]
         lines += [f"    {line}" for line in made.medium.remarks(phase.rows, trained=bool(phase.examples))]
         lines += [f"    {line}" for line in described(phase.spec, made.trained)]
         lines += [f"    {line}" for line in long_warmups(phase.spec, phase.steps)]
@@ -123,6 +125,7 @@ def describe(spec: RunSpec, *, resume: bool = False, overwrite: bool = False, ac
         lines += _rehearsed(f"phases.{phase.spec.name}.rewards", phase.rewards, phase.rows, made.medium)
     if made.evaluation is not None:
         lines.append(f"  evaluation: {len(made.evaluation.rows)} rows")
+        lines += [f"    {line}" for line in made.medium.cut(made.evaluation.rows)]
         lines += [f"    {line}" for line in made.medium.remarks(made.evaluation.rows, trained=False)]
         lines += _rehearsed("evaluation.rewards", made.evaluation.rewards, made.evaluation.rows, made.medium)
     return "\n".join(lines)

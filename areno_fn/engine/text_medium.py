@@ -75,6 +75,11 @@ class Text:
         said = "become plain texts that end their line, because the tokenizer has no chat template"
         return [f"{questions} questions or instructions {said}"] if questions else []
 
+    def cut(self, rows: Sequence[Row]) -> list[str]:
+        """Nothing: what is too long is refused, or cut as the phase says."""
+        del rows
+        return []
+
     def batch(self, examples: Sequence[Any], rows: Sequence[int], spec: Phase) -> tuple[PackedTokens, ...]:
         """Micro-batches of packed documents."""
         return micro_batches([examples[row] for row in rows], spec.batch.micro_tokens, few_sizes=spec.capture)

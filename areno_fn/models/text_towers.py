@@ -15,6 +15,15 @@ def padded_ids(tokenizer: Any, prompt: str, length: int, device: torch.device) -
     return ids.to(device)
 
 
+def length_of(tokenizer: Any, prompt: str, most: int = 0) -> tuple[int, int]:
+    """How many tokens a prompt becomes, and how many are read.
+
+    Args:
+        most: read; 0: as many as the tokenizer says.
+    """
+    return len(tokenizer(prompt, verbose=False).input_ids), most or tokenizer.model_max_length
+
+
 def clip_states(tokenizer: Any, encoder: Any, prompt: str) -> tuple[torch.Tensor, torch.Tensor]:
     """The states [1, L, D] before CLIP's last layer, and its projected vector [1, P]."""
     ids = padded_ids(tokenizer, prompt, tokenizer.model_max_length, encoder.device)

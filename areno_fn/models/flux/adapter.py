@@ -9,7 +9,7 @@ import torch
 
 from areno_fn.contracts.components import Component
 from areno_fn.contracts.flow import Conditions
-from areno_fn.contracts.flow_adapter import Made, Parts, Pipeline, Setting
+from areno_fn.contracts.flow_adapter import Lengths, Made, Parts, Pipeline, Setting
 from areno_fn.contracts.geometry import Geometry, Size
 from areno_fn.contracts.media import InputMedia, InputRule, Request
 from areno_fn.contracts.pipeline_io import PipelineIOContract
@@ -20,7 +20,7 @@ from areno_fn.models.packing import packed, unpacked
 from areno_fn.models.picture_adapter import PackedPictures, grid_of, require_two_by_two
 from areno_fn.models.picture_codec import compression, decoded, encoded, require_pictures
 from areno_fn.models.pipeline_words import conditions_of
-from areno_fn.models.text_towers import clip_pooled, t5_states
+from areno_fn.models.text_towers import clip_pooled, length_of, t5_states
 
 TEXT = 512
 """Tokens of the T5 encoder."""
@@ -105,6 +105,11 @@ class FluxAdapter(PackedPictures):
         if self.config.guidance_embeds:
             beside["guidance"] = torch.tensor([self.guidance], device=parts["text_encoder"].device)
         return conditions_of(request, lambda prompt: self._said(parts, prompt) | beside, negative=negative)
+
+    def lengths(self, parts: Parts, prompt: str) -> Lengths:
+        """How long a prompt is for either encoder."""
+        read = {"tokenizer": 0, "tokenizer_2": TEXT}
+        return {name: length_of(parts[name], prompt, most) for name, most in read.items()}
 
     def encode_output(self, parts: Parts, made: Made) -> torch.Tensor:
         """Clean latents [B, N, 4 c] of pictures."""

@@ -11,7 +11,7 @@ import torch
 from areno_fn.contracts.adapter import Adapted
 from areno_fn.contracts.components import Component
 from areno_fn.contracts.flow import Conditions
-from areno_fn.contracts.flow_adapter import Made, NoiseLevels, Parts, Pipeline, Setting
+from areno_fn.contracts.flow_adapter import Lengths, Made, NoiseLevels, Parts, Pipeline, Setting
 from areno_fn.contracts.geometry import Geometry, Size
 from areno_fn.contracts.media import InputMedia, InputRule, Request
 from areno_fn.contracts.pipeline_io import Guidance, PipelineIOContract
@@ -22,7 +22,7 @@ from areno_fn.models.noise_levels import euler_levels
 from areno_fn.models.packing import packed, unpacked
 from areno_fn.models.picture_adapter import PackedPictures, grid_of, require_two_by_two
 from areno_fn.models.picture_codec import compression, require_pictures
-from areno_fn.models.pipeline_words import bare_pipeline, conditions_of
+from areno_fn.models.pipeline_words import bare_pipeline, conditions_of, length_as_put
 
 SIDE = 128
 """Latents along a side of the default size."""
@@ -100,6 +100,10 @@ class Flux2Adapter(PackedPictures):
             return {"text": words.encode_prompt([prompt], device=parts["text_encoder"].device)[0], **beside}
 
         return conditions_of(request, said, negative=negative)
+
+    def lengths(self, parts: Parts, prompt: str) -> Lengths:
+        """How long a prompt is for the language model."""
+        return {"tokenizer": length_as_put(self.pipeline, parts["tokenizer"], prompt)}
 
     def encode_output(self, parts: Parts, made: Made) -> torch.Tensor:
         """Clean latents [B, N, 4 c] of pictures."""

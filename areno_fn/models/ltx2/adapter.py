@@ -11,7 +11,7 @@ import torch
 from areno_fn.contracts.components import Component
 from areno_fn.contracts.errors import ModelError
 from areno_fn.contracts.flow import Conditions
-from areno_fn.contracts.flow_adapter import Made, NoiseLevels, Parts, Pipeline, Setting
+from areno_fn.contracts.flow_adapter import Lengths, Made, NoiseLevels, Parts, Pipeline, Setting
 from areno_fn.contracts.geometry import Geometry, Size
 from areno_fn.contracts.media import MediaType, Request
 from areno_fn.contracts.pipeline_io import Output, PipelineIOContract
@@ -21,7 +21,7 @@ from areno_fn.models.ltx2.velocity import Streams, guide, velocity
 from areno_fn.models.module_function import ModuleFunction
 from areno_fn.models.noise_levels import euler_levels
 from areno_fn.models.packing import packed, unpacked
-from areno_fn.models.pipeline_words import bare_pipeline, conditions_of
+from areno_fn.models.pipeline_words import bare_pipeline, conditions_of, length_as_put
 from areno_fn.models.video_codec import require_videos
 
 TEXT = 1024
@@ -134,6 +134,11 @@ class LTX2Adapter:
             return {"text": text, "audio_text": audio_text, "words": marks}
 
         return conditions_of(request, said, negative=negative)
+
+    def lengths(self, parts: Parts, prompt: str) -> Lengths:
+        """How long a prompt is for the text encoder."""
+        given = {"do_classifier_free_guidance": False, "max_sequence_length": TEXT}
+        return {"tokenizer": length_as_put("LTX2Pipeline", parts["tokenizer"], prompt, **given)}
 
     def encode_output(self, parts: Parts, made: Made) -> torch.Tensor:
         """Clean latents [B, n] of videos and their sound."""

@@ -15,7 +15,7 @@ import torch
 from areno_fn.contracts.components import Component
 from areno_fn.contracts.errors import DataError, ModelError
 from areno_fn.contracts.flow import Conditions
-from areno_fn.contracts.flow_adapter import Made, Parts, Pipeline, Setting
+from areno_fn.contracts.flow_adapter import Lengths, Made, Parts, Pipeline, Setting
 from areno_fn.contracts.geometry import Geometry, Size
 from areno_fn.contracts.media import InputMedia, InputRule, Request
 from areno_fn.contracts.pipeline_io import PipelineIOContract
@@ -24,7 +24,7 @@ from areno_fn.models.noise_levels import euler_levels
 from areno_fn.models.packing import packed, unpacked
 from areno_fn.models.picture_adapter import PackedPictures, grid_of
 from areno_fn.models.picture_codec import require_pictures
-from areno_fn.models.pipeline_words import bare_pipeline, conditions_of, filled_up
+from areno_fn.models.pipeline_words import bare_pipeline, conditions_of, filled_up, length_as_put
 from areno_fn.models.qwen_image import CLASS, QwenImageConfig, config_from_hf
 from areno_fn.models.qwen_image.velocity import guide, velocity
 from areno_fn.models.video_codec import decoded, encoded
@@ -52,6 +52,9 @@ EDITIONS = {
     "QwenImageEditPipeline": Edition(most=1, text=2048, seen=0),
     "QwenImageEditPlusPipeline": Edition(most=3, text=1024, seen=384 * 384),
 }
+
+CUTTING = ("QwenImagePipeline",)
+"""Those that cut a prompt which is too long, where the others are refused."""
 
 COMPONENTS = (
     Component(name="transformer", trained=True),
@@ -135,6 +138,14 @@ class QwenImageAdapter(PackedPictures):
             return {"text": filled_up(states, edition.text), "words": filled_up(marks, edition.text), **beside}
 
         return conditions_of(request, said, negative=negative)
+
+    def lengths(self, parts: Parts, prompt: str) -> Lengths:
+        """How long a prompt is for the language model; an edition refuses what is too long."""
+        if self.pipeline not in CUTTING:
+            return {}
+        length, _ = length_as_put(self.pipeline, parts["tokenizer"], prompt)
+        words = bare_pipeline(self.pipeline, {"tokenizer": parts["tokenizer"]})
+        return {"tokenizer": (length, words.prompt_template_encode_start_idx + EDITIONS[self.pipeline].text)}
 
     def encode_output(self, parts: Parts, made: Made) -> torch.Tensor:
         """Clean latents [B, N, 4 c] of pictures."""

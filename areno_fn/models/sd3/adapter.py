@@ -9,7 +9,7 @@ import torch
 
 from areno_fn.contracts.components import Component
 from areno_fn.contracts.flow import Conditions
-from areno_fn.contracts.flow_adapter import Parts, Pipeline, Setting
+from areno_fn.contracts.flow_adapter import Lengths, Parts, Pipeline, Setting
 from areno_fn.contracts.geometry import Geometry, Size
 from areno_fn.contracts.media import Request
 from areno_fn.contracts.pipeline_io import PipelineIOContract
@@ -19,7 +19,7 @@ from areno_fn.models.picture_adapter import LatentPictures, grid_of
 from areno_fn.models.picture_codec import compression
 from areno_fn.models.pipeline_words import conditions_of
 from areno_fn.models.sd3 import CLASS, SD3Config, config_from_hf
-from areno_fn.models.text_towers import clip_states, t5_states
+from areno_fn.models.text_towers import clip_states, length_of, t5_states
 
 TEXT = 256
 """Tokens of the T5 encoder."""
@@ -83,6 +83,11 @@ class SD3Adapter(LatentPictures):
     def encode_conditions(self, parts: Parts, request: Request, *, negative: bool) -> Conditions:
         """The states of all three encoders, one behind the other, and the two pooled vectors, side by side."""
         return conditions_of(request, lambda prompt: self._said(parts, prompt), negative=negative)
+
+    def lengths(self, parts: Parts, prompt: str) -> Lengths:
+        """How long a prompt is for each of the encoders."""
+        read = {"tokenizer": 0, "tokenizer_2": 0, "tokenizer_3": TEXT}
+        return {name: length_of(parts[name], prompt, most) for name, most in read.items() if name in parts}
 
     def _said(self, parts: Parts, prompt: str) -> dict[str, torch.Tensor]:
         first, pooled = clip_states(parts["tokenizer"], parts["text_encoder"], prompt)

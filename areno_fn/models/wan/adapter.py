@@ -15,7 +15,7 @@ import torch
 from areno_fn.contracts.components import Component
 from areno_fn.contracts.errors import ModelError
 from areno_fn.contracts.flow import Conditions
-from areno_fn.contracts.flow_adapter import Made, NoiseLevels, Parts, Pipeline, Setting
+from areno_fn.contracts.flow_adapter import Lengths, Made, NoiseLevels, Parts, Pipeline, Setting
 from areno_fn.contracts.flow_policy import straight
 from areno_fn.contracts.geometry import Geometry, Size
 from areno_fn.contracts.media import InputMedia, InputRule, MediaType, Request
@@ -24,7 +24,7 @@ from areno_fn.models.diffusers_module import diffusers_module
 from areno_fn.models.module_function import ModuleFunction
 from areno_fn.models.noise_levels import euler_levels, unipc_levels
 from areno_fn.models.picture_codec import require_pictures
-from areno_fn.models.pipeline_words import bare_pipeline, conditions_of
+from areno_fn.models.pipeline_words import bare_pipeline, conditions_of, length_as_put
 from areno_fn.models.video_codec import decoded, encoded, encoded_pixels, require_videos, scaled
 from areno_fn.models.wan import CLASS, WanConfig, config_from_hf
 from areno_fn.models.wan.velocity import by_level, velocity
@@ -149,6 +149,11 @@ class WanAdapter:
             return {"text": words.encode_prompt([prompt], **given)[0], **beside}
 
         return conditions_of(request, said, negative=negative)
+
+    def lengths(self, parts: Parts, prompt: str) -> Lengths:
+        """How long a prompt is for the text encoder."""
+        given = {"do_classifier_free_guidance": False, "max_sequence_length": TEXT}
+        return {"tokenizer": length_as_put(self.pipeline, parts["tokenizer"], prompt, **given)}
 
     def encode_output(self, parts: Parts, made: Made) -> torch.Tensor:
         """Clean latents [B, c, F, h, w] of videos."""

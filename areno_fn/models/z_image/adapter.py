@@ -13,7 +13,7 @@ import torch
 from areno_fn.contracts.components import Component
 from areno_fn.contracts.errors import ModelError
 from areno_fn.contracts.flow import Conditions
-from areno_fn.contracts.flow_adapter import Parts, Pipeline, Setting
+from areno_fn.contracts.flow_adapter import Lengths, Parts, Pipeline, Setting
 from areno_fn.contracts.geometry import Geometry, Size
 from areno_fn.contracts.media import Request
 from areno_fn.contracts.pipeline_io import PipelineIOContract
@@ -21,7 +21,7 @@ from areno_fn.models.diffusers_module import diffusers_module
 from areno_fn.models.noise_levels import euler_levels
 from areno_fn.models.picture_adapter import LatentPictures, grid_of
 from areno_fn.models.picture_codec import compression
-from areno_fn.models.pipeline_words import bare_pipeline, conditions_of, filled_up
+from areno_fn.models.pipeline_words import bare_pipeline, conditions_of, filled_up, length_as_put
 from areno_fn.models.z_image import CLASS, config_from_hf
 from areno_fn.models.z_image.velocity import velocity
 
@@ -84,6 +84,11 @@ class ZImageAdapter(LatentPictures):
             return {"text": filled_up(states[None], TEXT), "length": torch.tensor([states.shape[0]], device=device)}
 
         return conditions_of(request, said, negative=negative)
+
+    def lengths(self, parts: Parts, prompt: str) -> Lengths:
+        """How long a prompt is for the language model."""
+        given = {"do_classifier_free_guidance": False, "max_sequence_length": TEXT}
+        return {"tokenizer": length_as_put("ZImagePipeline", parts["tokenizer"], prompt, **given)}
 
 
 def adapter(pipeline: Pipeline, setting: Setting) -> ZImageAdapter:
