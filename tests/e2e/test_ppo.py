@@ -160,8 +160,9 @@ def test_a_folder_that_is_no_critic_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_critic_that_diverges_ends_the_run_before_it_is_kept(tmp_path: Path) -> None:
-    wild = {"kind": "sgd", "role": "critic", "lr": 1e30, "max_grad_norm": 0.0}
-    changes = {"phases__ppo__optimizers__1": wild, "phases__ppo__algorithm__critic__warmup": 2}
+    wild = {"kind": "sgd", "role": "critic", "lr": 1e3, "max_grad_norm": 0.0}
+    critic = {"warmup": 2, "coef": 1e6}
+    changes = {"phases__ppo__optimizers__1": wild, "phases__ppo__algorithm__critic": critic}
     done = tiny.run(SPEC, tmp_path / "out", **SHORT, **changes, checkpoint__every=1)
     assert done.code != 0 and "critic/" in done.err and "the learning rate of the critic" in done.err
     saved = tiny.tensors(tmp_path / "out")
