@@ -131,7 +131,10 @@ def test_several_mistakes_are_a_sentence_each(tmp_path: Path) -> None:
             "raise LookupError('no such\\n answer')",
             r"failed on row 0 \(arithmetic\(1 digits, train, seed 0\):\d+\): LookupError: no such answer",
         ),
-        ("return [row['weight'] for row in rows]", r"failed on row 0 \(.*\): KeyError: 'weight'; the row has answer, prompt, response"),
+        (
+            "return [row['weight'] for row in rows]",
+            r"failed on row 0 \(.*\): KeyError: 'weight'; the row has answer, prompt, response",
+        ),
         ("return [1.0]", r"returned 1 values for 16 completions; return one number for each"),
         ("return None", r"returned a NoneType; return a list of numbers"),
         ("return ['1'] * len(rows)", r"returned a str for row 0 \(.*\); it must be a number"),
