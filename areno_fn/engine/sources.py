@@ -52,6 +52,6 @@ def _judged(data: Sequence[DataSpec], rewards: Sequence[RewardSpec], where: str)
         for name in names:
             if name not in known:
                 yield (
-                    f"{where}.rewards: none of them judges the data set {name!r}, so all its completions would be worth 0; "
+                    f"{where}.rewards: none of them judges the data set {name!r}, so all its samples would be worth 0; "
                     f"add it to the `data` of one, or leave that list empty"
                 )

@@ -94,5 +94,5 @@ def _check(rewards: torch.Tensor, groups: torch.Tensor) -> None:
     if bad:
         raise RewardError(
             f"the reward of row {bad[0]} is {float(rewards[bad[0]])} ({len(bad)} such rows); "
-            f"a reward must be a finite number, and a completion that must not count gets weight 0 in the loss"
+            f"a reward must be a finite number, and a sample that must not count gets weight 0 in the loss"
         )

@@ -20,7 +20,7 @@ from areno_fn.contracts.batch import Drawn
 from areno_fn.contracts.errors import RewardError
 from areno_fn.contracts.spec import FunctionReward, Medium
 from areno_fn.world.rewards_call import AT_ONCE, CallError, TookTooLong, call_all, described, same_folder
-from areno_fn.world.rewards_form import LEGAL, SHOWN, Form, arguments, calls, form_of, is_async, medium_of
+from areno_fn.world.rewards_form import FORMS, LEGAL, SHOWN, Form, arguments, calls, form_of, is_async, medium_of
 from areno_fn.world.rewards_module import import_reward
 
 Rows = Sequence[Mapping[str, Any]]
@@ -155,8 +155,12 @@ def _check_call(spec: FunctionReward, function: RewardFunction, medium: Medium) 
     if spec.concurrency and (form == "batch" or not is_async(function)):
         raise RewardError(
             f"the reward {spec.function!r} is called one time after the other, so `concurrency` says nothing; remove it, or "
-            f"write an async function of (row, completions) or (row, completion)"
+            f"write an async function of {' or '.join(_said(medium, form) for form in ('group', 'one'))}"
         )
+
+
+def _said(medium: Medium, form: Form) -> str:
+    return f"({', '.join(FORMS[medium, form])})"
 
 
 def _form(name: str, function: RewardFunction, medium: Medium = "text") -> Form:

@@ -295,7 +295,7 @@ REWARDS = (
     Case(
         "data that no reward judges",
         spec(phases__grpo__rewards=[{**EXACT, "data": ["a"]}], phases__grpo__data=[SUMS | {"name": n} for n in "ab"]),
-        r"phases\.grpo\.rewards: none of them judges the data set 'b', so all its completions would be worth 0; "
+        r"phases\.grpo\.rewards: none of them judges the data set 'b', so all its samples would be worth 0; "
         r"add it to the `data` of "
         r"one, or leave that list empty",
     ),

@@ -529,7 +529,7 @@ def test_a_class_is_made_once_for_all_who_share_it(project: Path) -> None:
         (
             "async def judge(rows, completions): pass",
             {"concurrency": 4},
-            r"is called .* so `concurrency` says nothing; remove it, or",
+            r".*so `concurrency` says nothing; remove it, or write an async function of \(row, completions\) or \(row, completion\)$",
         ),
     ],
 )
@@ -540,6 +540,13 @@ def test_rewards_that_are_refused_before_they_are_asked(
     with pytest.raises(RewardError, match=rf"^the reward 'refused_rewards:judge' {said}") as caught:
         load(FunctionReward(function="refused_rewards:judge", **settings))
     assert "\n" not in str(caught.value)
+
+
+def test_a_reward_of_pictures_is_told_in_their_words(project: Path) -> None:
+    (project / "plain_pictures.py").write_text("def judge(rows, pictures): pass\n")
+    said = r"so `concurrency` says nothing; remove it, or write an async function of \(row, pictures\) or \(row, picture\)$"
+    with pytest.raises(RewardError, match=said):
+        load(FunctionReward(function="plain_pictures:judge", concurrency=4), medium="pictures")
 
 
 def test_settings_reach_the_reward(project: Path) -> None:
