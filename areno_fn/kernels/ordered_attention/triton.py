@@ -21,9 +21,10 @@ PLACES = 64
 """Keys of a block."""
 QUERIES, WARPS, STAGES, LAST = 128, 8, 3, 1
 """Of a program over packed documents."""
-ROWS, ROW_WARPS, ROW_STAGES = 64, 4, 3
-"""Of a program over pages: a row for every query head of one key head, of which most are empty. A row lies in one warp, as it does
-in documents, so that the sum of its exponentials has the same order: with 16 rows, two or four warps would share a row."""
+OVER_PAGES = ((16, 1, 2), (64, 4, 2))
+"""Rows, warps and stages of a program over pages, for as many query heads of one key head as there are rows, most of which are
+empty. A row lies in one warp, as it does in documents, so that the sum of its exponentials has the same order: with 16 rows, two or
+four warps would share a row."""
 WIDEST = 128
 """The most channels of a head, of which blocks fit into shared memory."""
 _LOG2E, _LN2 = tl.constexpr(math.log2(math.e)), tl.constexpr(math.log(2.0))
@@ -67,13 +68,14 @@ def over_pages(
     out = torch.empty(batch, heads, size, dtype=q.dtype, device=q.device)
     kv_heads = keys.shape[2]
     group = heads // kv_heads
+    rows, warps, stages = next((found for found in OVER_PAGES if group <= found[0]), OVER_PAGES[-1])
     if out.numel():
         with on_device_of(q):
             _pages_kernel[(kv_heads, batch)](
                 q, keys, values, table, lengths, out, scale, keys.shape[1], size, *q.stride(), *keys.stride(),
                 *values.stride(), *table.stride(), lengths.stride(0), GROUP=group,
-                ROWS=max(ROWS, triton.next_power_of_2(group)), PLACES=PLACES, COLUMNS=_columns(size),
-                EVEN=size == _columns(size), NARROW=q.is_cuda, num_warps=ROW_WARPS, num_stages=ROW_STAGES, **ROUNDING,
+                ROWS=max(rows, triton.next_power_of_2(group)), PLACES=PLACES, COLUMNS=_columns(size),
+                EVEN=size == _columns(size), NARROW=q.is_cuda, num_warps=warps, num_stages=stages, **ROUNDING,
             )  # fmt: skip
     return out
 
