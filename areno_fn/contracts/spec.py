@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
-from areno_fn.contracts.spec_base import Consistency, Name, Natural, Positive, Rate, Rows, Scale, Tokens, Unit
+from areno_fn.contracts.spec_base import Consistency, Name, Natural, Positive, Rate, Rows, Scale, Tokens
 from areno_fn.contracts.spec_base import Spec as Spec
 from areno_fn.contracts.spec_data import ArithmeticData as ArithmeticData
 from areno_fn.contracts.spec_data import HFData as HFData
@@ -176,7 +176,7 @@ class EMA(Spec, frozen=True, kw_only=True):
     decay min(1, n / ramp) for "linear". Updates up to the optimizer step `start` copy the actor.
     """
 
-    decay: Unit = 0.999
+    decay: Annotated[float, Meta(gt=0, lt=1)] = 0.999
     schedule: Literal["constant", "warmup", "linear"] = "warmup"
     ramp: Natural = 0
     every: Positive = 1

@@ -66,7 +66,8 @@ class FlowMatchedAlong(FlowMatched, frozen=True, kw_only=True):
     """What those have in common that match the states of all steps, each noised on from its own level.
 
     The judges of a step are asked above its end, "above", or only between its ends, "interval". `huber` is the width within
-    which the generator's loss is quadratic, 0 for everywhere, and `snr_cap` bounds what little noise counts for the fake.
+    which the generator's loss is quadratic, 0 for everywhere, and `snr_cap` bounds what little noise counts for the fake, 0: all
+    counts alike.
     """
 
     query: Literal["above", "interval"] = "above"

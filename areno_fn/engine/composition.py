@@ -17,12 +17,14 @@ from areno_fn.contracts.spec import (
     PPO,
     AdamW8bitSpec,
     Batch,
+    Denoising,
     FlowGrouped,
     FlowReferred,
     FlowTaught,
     FlowTDMR1,
     Grouped,
     HFModel,
+    Log,
     Lora,
     OptimizerSpec,
     Phase,
@@ -58,6 +60,7 @@ def check_composition(spec: RunSpec) -> None:
         *(p for phase in spec.phases for p in _phase(spec, phase)),
         *_evaluation(spec),
         *_export(spec),
+        *_log(spec.log),
         *_consistency(spec),
         *source_problems(spec),
         *address_problems(spec),
@@ -298,6 +301,13 @@ def _evaluation(spec: RunSpec) -> Iterator[str]:
         if not spec.evaluation.rewards:
             yield "evaluation.rewards: an evaluation needs at least one reward"
         yield from _cold(spec.evaluation.sampling, "evaluation.sampling")
+        if spec.evaluation.denoising != Denoising() and all(phase.denoising is not None for phase in spec.phases):
+            yield "evaluation.denoising: every phase says itself how its evaluations draw; remove this, or that of a phase"
+
+
+def _log(log: Log) -> Iterator[str]:
+    if not log.samples and log.samples_every != Log().samples_every:
+        yield "log.samples_every: with samples = 0 none is kept; give samples, or remove this"
 
 
 def _export(spec: RunSpec) -> Iterator[str]:

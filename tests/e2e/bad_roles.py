@@ -147,7 +147,7 @@ ROLES = (
     Case(
         "an average that forgets more than it knows",
         spec(phases__grpo__ema={"decay": 1.5}),
-        r"--set phases\.grpo\.ema=.*: phases\.grpo\.ema\.decay must be a number from 0 to 1, received the "
+        r"--set phases\.grpo\.ema=.*: phases\.grpo\.ema\.decay must be a number above 0 and below 1, received the "
         r"number 1\.5",
     ),
     Case(

@@ -178,6 +178,11 @@ def test_a_sound_specification_passes() -> None:
         ),
         ("evaluation.data", [], "evaluation.data: an evaluation needs at least one data source"),
         ("evaluation.rewards", [], "evaluation.rewards: an evaluation needs at least one reward"),
+        (
+            "log",
+            {"samples": 0, "samples_every": 2},
+            "log.samples_every: with samples = 0 none is kept; give samples, or remove this",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_sentence(place: str, value: Any, sentence: str) -> None:
@@ -291,6 +296,17 @@ def test_every_problem_is_told_at_once_in_the_order_of_the_specification() -> No
     table["phases"][1]["rewards"] = []
     table["evaluation"]["data"] = []
     assert [line.split(":")[0] for line in problems(table)] == ["phases.sft", "phases.grpo.rewards", "evaluation.data"]
+
+
+def test_how_evaluations_draw_is_said_where_it_is_read() -> None:
+    table = tables()
+    table["evaluation"]["denoising"] = {"steps": 3}
+    table["phases"][0]["denoising"] = {"steps": 4}
+    assert problems(table) == []
+    table["phases"][1]["denoising"] = {"steps": 4}
+    assert problems(table) == [
+        "evaluation.denoising: every phase says itself how its evaluations draw; remove this, or that of a phase"
+    ]
 
 
 def test_C1_C2_an_algorithm_and_its_recipe_declare_one_contract() -> None:

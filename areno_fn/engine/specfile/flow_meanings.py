@@ -68,7 +68,7 @@ _FLOW_MATCHED = _FLOW_TAUGHT | {
 _FLOW_TDM = _FLOW_MATCHED | {
     "query": "judges are asked above the end of a step, or between its ends",
     "huber": "width within which the generator's loss is quadratic; 0: everywhere",
-    "snr_cap": "most that little noise counts for the fake; 0: no bound",
+    "snr_cap": "most that little noise counts for the fake; 0: it counts as much as any",
 }
 
 FLOW_MEANINGS: dict[str, dict[str, str]] = {
