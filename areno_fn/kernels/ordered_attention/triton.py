@@ -35,6 +35,7 @@ def packed(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The attended values [N, H, head_dim], and the logarithms of sums of exponentials in the shape that `fused` keeps."""
     _fits(q)
+    q, k, v = (_near(x) for x in (q, k, v))
     count, heads, size = q.shape
     out = torch.empty(count, heads, size, dtype=q.dtype, device=q.device)
     documents, longest = layout.documents, layout.longest
@@ -87,6 +88,11 @@ def _fits(q: torch.Tensor) -> None:
     require(fits, "ordered_attention", wanted, q)
 
 
+def _near(x: torch.Tensor) -> torch.Tensor:
+    """`x`, or a copy where the rows of a tile are so far apart that their places would not be 32-bit numbers."""
+    return x if QUERIES * x.stride(0) + x.shape[2] * x.stride(2) < 2**31 else x.contiguous()
+
+
 def _columns(size: int) -> int:
     return max(16, triton.next_power_of_2(size))
 
@@ -127,17 +133,23 @@ def _packed_kernel(
         column = tl.arange(0, COLUMNS)
         within = column < D
         there = (query < length)[:, None] & within[None, :]
-        q_at = q_ptr + (start + query)[:, None] * q_n + head * q_h + column[None, :] * q_d
-        q = tl.load(q_at, mask=there, other=0.0)
-        k_at = k_ptr + (start + place)[:, None] * k_n + head // GROUP * k_h + column[None, :] * k_d
-        v_at = v_ptr + (start + place)[:, None] * v_n + head // GROUP * v_h + column[None, :] * v_d
+        # a tile's places are 32-bit numbers from its first one on: with pointers of 64 bits registers would not do
+        line = tl.arange(0, QUERIES)
+        q_ptr += (start + first) * q_n + head * q_h
+        q = tl.load(q_ptr + (line[:, None] * q_n + column[None, :] * q_d), mask=there, other=0.0)
+        k_ptr += start * k_n + head // GROUP * k_h
+        v_ptr += start * v_n + head // GROUP * v_h
+        k_in = place[:, None] * k_n + column[None, :] * k_d
+        v_in = place[:, None] * v_n + column[None, :] * v_d
         EXACT: tl.constexpr = q_ptr.dtype.element_ty if NARROW else tl.float32
         factor = scale * _LOG2E
         peak = tl.full([QUERIES], -float("inf"), dtype=tl.float32)
         total = tl.zeros([QUERIES], dtype=tl.float32)
         mixed = tl.zeros([QUERIES, COLUMNS], dtype=tl.float32)
         whole = first // PLACES * PLACES  # every query sees all keys before that one
-        for _ in range(0, whole, PLACES):
+        for begin in range(0, whole, PLACES):
+            k_at = k_ptr + tl.cast(begin, tl.int64) * k_n + k_in
+            v_at = v_ptr + tl.cast(begin, tl.int64) * v_n + v_in
             if EVEN:
                 k = tl.load(k_at)
                 v = tl.load(v_at)
@@ -145,20 +157,20 @@ def _packed_kernel(
                 k = tl.load(k_at, mask=within[None, :], other=0.0)
                 v = tl.load(v_at, mask=within[None, :], other=0.0)
             peak, total, mixed = _absorb(q, k, v, place, factor, peak, total, mixed, False, EXACT)
-            k_at += PLACES * k_n
-            v_at += PLACES * v_n
         for begin in tl.range(whole, tl.minimum(first + QUERIES, length), PLACES, num_stages=LAST):
             key = begin + place
             inside = (key < length)[:, None] & within[None, :]
-            k = tl.load(k_at, mask=inside, other=0.0)
-            v = tl.load(v_at, mask=inside, other=0.0)
+            k = tl.load(k_ptr + tl.cast(begin, tl.int64) * k_n + k_in, mask=inside, other=0.0)
+            v = tl.load(v_ptr + tl.cast(begin, tl.int64) * v_n + v_in, mask=inside, other=0.0)
             seen = (key[None, :] <= query[:, None]) & (key < length)[None, :]
             peak, total, mixed = _absorb(q, k, v, seen, factor, peak, total, mixed, True, EXACT)
-            k_at += PLACES * k_n
-            v_at += PLACES * v_n
         out = mixed / total[:, None]
-        out_at = out_ptr + ((start + query)[:, None] * tl.num_programs(1) + head) * D + column[None, :]
-        tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=there)
+        out_ptr += ((start + first) * tl.num_programs(1) + head) * D
+        tl.store(
+            out_ptr + (line[:, None] * (tl.num_programs(1) * D) + column[None, :]),
+            out.to(out_ptr.dtype.element_ty),
+            mask=there,
+        )
         sums_at = sums_ptr + head * sums_h + start * sums_n + query
         tl.store(sums_at, (peak + tl.log2(total)) * _LN2, mask=query < length)
 
