@@ -4,7 +4,8 @@
 
 A random model of the shape of SmolLM2-135M in bfloat16 is trained by whole specifications, on texts of ragged lengths, of which
 only `phases.capture` differs. The second half of the steps counts, median and half the distance between the quartiles: in the
-first half shapes are seen for the first time and captured. `train` is the time of the updates alone, `step` that of all.
+first half shapes are seen for the first time and captured. `train` is the time of the updates alone, `step` that of all. The
+prediction leaves out what draws samples.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch
 
 import areno_fn as af
 from areno_fn.contracts.spec import ByteTokenizer, RunSpec
+from areno_fn.engine.foreseen import foreseen
 
 ROWS = 512
 
@@ -108,6 +110,13 @@ def run(spec: RunSpec) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (Path(spec.out) / "metrics.jsonl").read_text().splitlines()]
 
 
+def predicted(spec: RunSpec) -> float | None:
+    """The most that a step takes by the account of a dry run."""
+    made = af.plan(spec)
+    found = foreseen(made, made.phases[0].spec)
+    return None if found is None else found.total / 1e9
+
+
 def told(spec: RunSpec) -> dict[str, Any]:
     """What a run took."""
     cuda = torch.cuda.is_available()
@@ -119,6 +128,7 @@ def told(spec: RunSpec) -> dict[str, Any]:
     found: dict[str, Any] = {
         "allocated_gb": torch.cuda.max_memory_allocated() / 1e9 if cuda else 0.0,
         "reserved_gb": torch.cuda.max_memory_reserved() / 1e9 if cuda else 0.0,
+        "predicted_gb": predicted(spec),
         "loss": lines[-1]["train/loss"],
     }
     for name in ("time/train", "time/step"):
