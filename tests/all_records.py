@@ -93,7 +93,7 @@ def _flow(kind: str, algorithm: dict[str, Any]) -> dict[str, Any]:
 
 
 FLOWS: dict[str, Any] = {
-    "model": {"kind": "hf", "path": "p", "pipeline": {}},
+    "model": {"kind": "hf", "path": "p", "pipeline": {"streams": {"blocks": [28]}}},
     "phases": [_flow(kind, algorithm) for kind, algorithm in _FLOWS.items()],
     "evaluation": {"data": _DIGITS, "rewards": [_HTTP], "every": 1},
 }

@@ -27,7 +27,7 @@ from transformers import (
     UMT5EncoderModel,
 )
 
-from areno_fn.contracts.flow_adapter import FlowAdapter, Pipeline, Setting
+from areno_fn.contracts.flow_adapter import FlowAdapter, Pipeline, Setting, StreamGuidance
 from areno_fn.contracts.geometry import Size
 from areno_fn.contracts.media import Media
 from areno_fn.models.packing import packed, unpacked
@@ -258,14 +258,21 @@ def described(pipeline: Any) -> Pipeline:
 
 
 def made(
-    class_name: str, size: Size, *, scale: float = 0.0, second: float = 0.0, parts: Mapping[str, Any], **rest: Any
+    class_name: str,
+    size: Size,
+    *,
+    scale: float = 0.0,
+    second: float = 0.0,
+    streams: StreamGuidance | None = None,
+    parts: Mapping[str, Any],
+    **rest: Any,
 ) -> Tiny:
     """The pipeline of some parts; `rest` is of `Tiny`."""
     pipeline = getattr(diffusers, class_name)(**parts)
     pipeline.set_progress_bar_config(disable=True)
     given = described(pipeline)
     family = pipeline_family(class_name)
-    adapter = family.adapter(given, Setting(size=size, guidance=scale, guidance_2=second))
+    adapter = family.adapter(given, Setting(size=size, guidance=scale, guidance_2=second, streams=streams))
     return Tiny(theirs=pipeline, family=family, adapter=adapter, **rest)
 
 
@@ -400,7 +407,8 @@ def wan_video(scheduler: Any = None) -> Tiny:
     )
 
 
-def ltx2(variant: str) -> Tiny:
+def ltx2(variant: str, streams: StreamGuidance | None = None, *, layers: int = 2) -> Tiny:
+    """Guided as the pipeline guides where nothing is said, but for the blocks whose attention is perturbed, or by `streams`."""
     video, audio, vocoder = ltx2_vaes()
     first = variant == "2"
     inner, wide = (10, {}) if first else (8, {"video_hidden_dim": 16, "audio_hidden_dim": 8})
@@ -414,12 +422,21 @@ def ltx2(variant: str) -> Tiny:
     stretched = {"base_shift": 0.95, "max_shift": 2.05, "base_image_seq_len": 1024, "shift_terminal": 0.1}
     parts = {"vae": video, "audio_vae": audio, "vocoder": vocoder, "connectors": filled(connectors)}
     parts |= {
-        "transformer": transformer("ltx2", variant, in_channels=4, out_channels=None),
+        "transformer": transformer(
+            "ltx2", variant, in_channels=4, out_channels=None, perturbed_attn=not first, num_layers=layers
+        ),
         "scheduler": FLOW(**STRETCHED | stretched),
     }
+    for name, value in parts["transformer"].named_parameters():
+        if "timestep_embedder.linear_1" in name:  # times are told to 1e-4, to which random sinusoids are no answer
+            value.data /= 8
     parts |= {"text_encoder": language_model(10, 1), "tokenizer": tokenizer("left")}
     size = Size(height=64, width=96, frames=9)
-    call = {f"{part}{name}": value for part in ("", "audio_") for name, value in _LTX2_CALL.items()}
+    call: dict[str, Any] = {"guidance_scale": 3.0}
+    if streams is not None:
+        call |= {"audio_guidance_scale": streams.audio, "spatio_temporal_guidance_blocks": list(streams.blocks) or None}
+        both = {"stg_scale": streams.perturbed, "modality_scale": streams.isolated, "guidance_rescale": streams.rescale}
+        call |= {f"{part}{name}": value for part in ("", "audio_") for name, value in both.items()}
     tokens, length = 2 * 2 * 3, round(9 / 24 * 25)
 
     def start(state: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -432,10 +449,10 @@ def ltx2(variant: str) -> Tiny:
         heard = (out[1].transpose(1, 2).flatten(2) - audio.latents_mean) / audio.latents_std
         return torch.cat([packed((out[0] - mean) / std, 1).flatten(1), heard.flatten(1)], 1)
 
-    return made("LTX2Pipeline", size, parts=parts, call=call, guidance=3.0, given=start, taken=taken)
+    return made("LTX2Pipeline", size, streams=streams, parts=parts, call=call, guidance=3.0, given=start, taken=taken)
 
 
-_LTX2_CALL = {"guidance_scale": 3.0, "stg_scale": 0.0, "modality_scale": 1.0, "guidance_rescale": 0.7}
+WORDS_ALONE = StreamGuidance(audio=3.0, perturbed=0.0, isolated=1.0)
 
 FAMILIES: dict[str, Callable[[], Tiny]] = {
     "Flux.2 dev": lambda: flux2("dev"),
@@ -456,7 +473,8 @@ FAMILIES: dict[str, Callable[[], Tiny]] = {
     "Wan 2.2 5B": lambda: wan(expand=True),
     "Wan 2.2 5B with a picture": lambda: wan_picture("text to video"),
     "LTX-2": lambda: ltx2("2"),
-    "LTX-2.3": lambda: ltx2("2.3"),
+    "LTX-2 by words alone": lambda: ltx2("2", WORDS_ALONE),
+    "LTX-2.3": lambda: ltx2("2.3", StreamGuidance(blocks=(1,), perturbed=1.5, isolated=2.0, rescale=0.5)),
 }
 
 TRAINED = (

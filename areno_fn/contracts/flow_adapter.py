@@ -43,6 +43,25 @@ class Pipeline:
 
 
 @attrs.frozen(kw_only=True)
+class StreamGuidance:
+    """What guidance is of a model that makes several media, beside its weight for the first one.
+
+    Attributes:
+        audio: weight of guidance for sound.
+        perturbed: how far a velocity is led away from that of perturbed attention, in every medium; 0: not at all.
+        isolated: weight of guidance away from media that do not attend to each other; 1: none.
+        rescale: the share of the correction that brings back the deviation.
+        blocks: whose attention is perturbed; none: those of the pipeline.
+    """
+
+    audio: float = 7.0
+    perturbed: float = 1.0
+    isolated: float = 3.0
+    rescale: float = 0.7
+    blocks: tuple[int, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
 class Setting:
     """What a specification says of a pipeline beside its folder.
 
@@ -52,6 +71,7 @@ class Setting:
         compiled: whether the blocks of the module are compiled.
         guidance_2: of the second of two transformers, where there is guidance; 0: as of the first.
         trained: the transformers that are trained; none: all.
+        streams: what guidance is of several media; None of a single one.
     """
 
     size: Size
@@ -59,6 +79,7 @@ class Setting:
     compiled: bool = False
     guidance_2: float = 0.0
     trained: tuple[str, ...] = ()
+    streams: StreamGuidance | None = None
 
 
 @attrs.frozen(kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -36,6 +36,23 @@ class FlowPolicy(Protocol):
     @property
     def guide(self) -> Guide:
         """What makes the velocity of a guidance above 1, as the model is meant to be sampled; `straight` for most."""
+        ...
+
+
+@runtime_checkable
+class Led(Protocol):
+    """A policy that asks itself more than once under one condition where there is guidance; it then answers whole."""
+
+    def led(
+        self, params: Any, state: torch.Tensor, timestep: torch.Tensor, positive: Any, negative: Any, scale: float
+    ) -> torch.Tensor:
+        """The velocity [B, *] of a guidance above 1.
+
+        Args:
+            params, state, timestep: as of `velocity`.
+            positive, negative: the conditions that it leads towards, and away from.
+            scale: weight of guidance.
+        """
         ...
 
 

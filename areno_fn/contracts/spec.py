@@ -27,6 +27,7 @@ from areno_fn.contracts.spec_flow import Levels as Levels
 from areno_fn.contracts.spec_flow import Medium as Medium
 from areno_fn.contracts.spec_flow import NoisyDenoising as NoisyDenoising
 from areno_fn.contracts.spec_flow import PipelineSpec as PipelineSpec
+from areno_fn.contracts.spec_flow import StreamsSpec as StreamsSpec
 from areno_fn.contracts.spec_flow import refers as refers
 from areno_fn.contracts.spec_flow_coupled import FlowClipped as FlowClipped
 from areno_fn.contracts.spec_flow_coupled import FlowCoupled as FlowCoupled

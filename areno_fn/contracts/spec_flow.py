@@ -47,6 +47,21 @@ Shift = Annotated[float, Meta(ge=1e-3, le=1000)]
 """Of noise levels; models tell a thousand of them apart."""
 
 
+class StreamsSpec(Spec, frozen=True, kw_only=True):
+    """What guidance is of a model that makes video with its sound, where a denoising has any, as LTX-2 is sampled.
+
+    The guidance of the denoising is that of the video, `audio` that of the sound. Both are led away from what the model says
+    with perturbed attention in some `blocks`, and from what it says of either alone; each asks the model once more. Then the
+    deviation of each stream is brought back by the share `rescale`.
+    """
+
+    audio: Guidance = 7.0
+    perturbed: Coefficient = 1.0
+    isolated: Guidance = 3.0
+    rescale: Unit = 0.7
+    blocks: list[Annotated[int, Meta(ge=0, le=10_000)]] = field(default_factory=list)
+
+
 class PipelineSpec(Spec, frozen=True, kw_only=True):
     """What a pipeline of diffusers makes, and with which frozen parts.
 
@@ -67,6 +82,7 @@ class PipelineSpec(Spec, frozen=True, kw_only=True):
     dtype: Literal["source", "float32", "bfloat16"] = "source"
     parts: dict[str, str] = field(default_factory=dict)
     trained: list[str] = field(default_factory=list)
+    streams: StreamsSpec | None = None
 
 
 Steps = Annotated[int, Meta(ge=1, le=1000)]

@@ -8,23 +8,24 @@ from functools import partial
 from pathlib import Path
 
 import attrs
+import msgspec
 import torch
 
 from areno_fn.ckpt.content import content_of_part
 from areno_fn.ckpt.pipeline import INDEX, open_pipeline
 from areno_fn.contracts.components import Components, Located
 from areno_fn.contracts.errors import CheckpointError, SpecError
-from areno_fn.contracts.flow_adapter import FlowAdapter, Pipeline, Setting
+from areno_fn.contracts.flow_adapter import FlowAdapter, Pipeline, Setting, StreamGuidance
 from areno_fn.contracts.geometry import Size
 from areno_fn.contracts.identity import digest
 from areno_fn.contracts.pipeline_io import PipelineIOContract
-from areno_fn.contracts.spec import HFModel, PipelineSpec
+from areno_fn.contracts.spec import HFModel, PipelineSpec, StreamsSpec
 from areno_fn.engine.parts import FrozenParts
 from areno_fn.engine.place import at
 from areno_fn.models.picture_codec import require_scales
 from areno_fn.models.pipelines import PipelineFamily, pipeline_family
 
-_LATER = ("guidance_2", "trained")
+_LATER = ("guidance_2", "trained", "streams")
 """Settings that older runs do not know, and that are nothing of a run where they are at their default."""
 
 
@@ -192,10 +193,16 @@ def _setting(spec: PipelineSpec, trained: tuple[str, ...], contract: PipelineIOC
         raise SpecError(
             f"guidance: {contract.family} is told no scale, its guidance is {contract.guidance!r}; use that of the denoising"
         )
+    several = len(contract.outputs) > 1
+    if spec.streams is not None and not several:
+        raise SpecError(f"streams: {contract.family} makes one medium, and no video with sound; remove this")
+    said = msgspec.structs.asdict(spec.streams or StreamsSpec())
+    streams = StreamGuidance(**said | {"blocks": tuple(said["blocks"])}) if several else None
     return Setting(
         size=size,
         guidance=spec.guidance or contract.guidance_default,
         compiled=spec.compile,
         guidance_2=spec.guidance_2,
         trained=trained,
+        streams=streams,
     )

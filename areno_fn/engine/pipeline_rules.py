@@ -26,7 +26,7 @@ def check_pipeline(spec: RunSpec, contract: PipelineIOContract) -> None:
     """
     problems = [problem for phase in spec.phases for problem in _phase(phase, contract)]
     problems += [problem for phase in spec.phases for problem in _few_steps(spec, phase, contract)]
-    problems += _second_guidance(spec)
+    problems += _unguided(spec)
     if contract.initial == "noise":
         problems += strength_problems(spec, contract.family)
     if spec.evaluation is not None:
@@ -70,16 +70,17 @@ def _phase(phase: Phase, contract: PipelineIOContract) -> Iterator[str]:
         )
 
 
-def _second_guidance(spec: RunSpec) -> Iterator[str]:
-    """A weight below the boundary is for what has guidance above it."""
-    said = isinstance(spec.model, HFModel) and spec.model.pipeline is not None and spec.model.pipeline.guidance_2
+def _unguided(spec: RunSpec) -> Iterator[str]:
+    """What shapes guidance is for runs that have some."""
+    said = spec.model.pipeline if isinstance(spec.model, HFModel) else None
+    given = {} if said is None else {"guidance_2": said.guidance_2 > 0, "streams": said.streams is not None}
     drawn: list[Any] = [None if spec.evaluation is None else spec.evaluation.denoising]
     for phase in spec.phases:
         drawn += [phase.denoising, getattr(phase.algorithm, "denoising", None)]
     scales = [levels.guidance for levels in drawn if isinstance(levels, Levels)]
     scales += [getattr(phase.algorithm, f"{who}_guidance", 1.0) for phase in spec.phases for who in _GUIDED]
-    if said and all(scale == 1 for scale in scales):
-        yield "model.pipeline.guidance_2: nothing in this run has guidance; give a denoising `guidance`, or remove this"
+    for name in (name for name, is_given in given.items() if is_given and all(scale == 1 for scale in scales)):
+        yield f"model.pipeline.{name}: nothing in this run has guidance; give a denoising `guidance`, or remove this"
 
 
 def _few_steps(spec: RunSpec, phase: Phase, contract: PipelineIOContract) -> Iterator[str]:

@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from flow_families import AWAY, FAMILIES, PROMPTS, TRAINED, Tiny, noise, small_pictures
+from flow_families import AWAY, FAMILIES, PROMPTS, TRAINED, Tiny, ltx2, noise, small_pictures
 from scipy.signal import resample
 from transformers.audio_utils import mel_filter_bank, spectrogram, window_function
 
@@ -21,7 +21,7 @@ from areno_fn.ckpt.folder import open_folder
 from areno_fn.ckpt.save import save
 from areno_fn.contracts.errors import ModelError
 from areno_fn.contracts.flow import Conditions, FlowPrompts, Process, Schedule
-from areno_fn.contracts.flow_adapter import FlowAdapter
+from areno_fn.contracts.flow_adapter import FlowAdapter, StreamGuidance
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.layout import Iso
 from areno_fn.contracts.media import Request
@@ -105,6 +105,34 @@ def test_sampled_latents_and_what_is_shown_are_those_of_the_pipeline(case: Tiny)
         assert ours.shape == theirs.shape
         assert float(theirs.std()) > 1e-3
         assert float((ours - theirs.float()).abs().max()) <= 1e-4
+
+
+def test_what_nothing_is_said_of_guides_ltx2_as_the_pipeline_does() -> None:
+    """Of 29 blocks the last is the one in which it perturbs attention; words, isolation and the deviation are its own too."""
+    case = ltx2("2.3", layers=29)
+    ours, theirs = ours_drawn(case, case.params, 2), case.taken(theirs_made(case, 2, "latent"))
+    assert float((ours - theirs).abs().max()) <= 1e-4
+    for other in (StreamGuidance(audio=3.0), StreamGuidance(perturbed=0.0), StreamGuidance(isolated=1.0)):
+        changed = ltx2("2.3", other, layers=29)
+        assert float((ours_drawn(changed, case.params, 2) - ours).abs().max()) > 1e-3, other
+
+
+@pytest.mark.parametrize(
+    ("variant", "blocks", "words"),
+    [
+        ("2.3", (2,), "streams.blocks: there is no block 2 of 2, which are counted from 0"),
+        (
+            "2",
+            (1,),
+            "streams.blocks: attention of this transformer cannot be perturbed, perturbed_attn is not true in its",
+        ),
+    ],
+)
+def test_blocks_whose_attention_cannot_be_perturbed_are_refused(
+    variant: str, blocks: tuple[int, ...], words: str
+) -> None:
+    with pytest.raises(ModelError, match=words):
+        ltx2(variant, StreamGuidance(blocks=blocks))
 
 
 def given_media(case: Tiny) -> dict[str, torch.Tensor]:

@@ -47,12 +47,16 @@ STREAMS = ltx2.Streams(grid=(1, 1, 2), channels=2, length=3, audio_channels=1)
 def test_guidance_of_ltx2_keeps_the_deviation_of_each_stream() -> None:
     state, towards, away = (numbers(name, 2, 7) for name in ("state", "towards", "away"))
     time = torch.tensor([500.0, 250.0])
-    found = ltx2.guide(towards, away, 3.0, state, time, streams=STREAMS, rescale=1.0)
+    found = ltx2.guide(towards, [(away, 2.0, 2.0)], state, time, streams=STREAMS, rescale=1.0)
     clean, plain = (state - (time / 1000)[:, None] * v for v in (found, towards))
     for part in (slice(0, 4), slice(4, 7)):
         assert torch.allclose(clean[:, part].std(1), plain[:, part].std(1), atol=1e-5)
-    none = ltx2.guide(towards, away, 3.0, state, time, streams=STREAMS, rescale=0.0)
+    none = ltx2.guide(towards, [(away, 2.0, 2.0)], state, time, streams=STREAMS, rescale=0.0)
     assert torch.allclose(none, away + 3 * (towards - away), atol=1e-5)
+    other = numbers("other", 2, 7)
+    several = ltx2.guide(towards, [(away, 2.0, 6.0), (other, 1.0, 0.5)], state, time, streams=STREAMS, rescale=0.0)
+    of_words, of_other = (torch.tensor([one] * 4 + [two] * 3) for one, two in ((2.0, 6.0), (1.0, 0.5)))
+    assert torch.allclose(several, towards + of_words * (towards - away) + of_other * (towards - other), atol=1e-5)
 
 
 def test_a_flat_latent_is_video_then_sound() -> None:

@@ -55,7 +55,11 @@ def table() -> list[str]:
     compared = f"| those that compare samples | {fields(FlowGrouped)} |"
     inner = [f"| {name(one)} | {fields(one)} |" for one in DRAWN]
     copies = f"| `old`, `sampler`, `slow` | {fields(spec_flow_noised.Forgetting)} |"
-    return [compared, *map(row, ALGORITHMS), *inner, copies, f"| `model.pipeline` | {fields(spec.PipelineSpec)} |"]
+    pipeline = [
+        f"| `model.pipeline` | {fields(spec.PipelineSpec)} |",
+        f"| `streams` of `model.pipeline` | {fields(spec.StreamsSpec)} |",
+    ]
+    return [compared, *map(row, ALGORITHMS), *inner, copies, *pipeline]
 
 
 @pytest.mark.parametrize("line", table())

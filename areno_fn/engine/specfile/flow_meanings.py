@@ -82,6 +82,14 @@ FLOW_MEANINGS: dict[str, dict[str, str]] = {
         "dtype": "of the frozen parts in memory",
         "parts": "other folders for frozen parts, by their names",
         "trained": "of several transformers, those that are trained, by component; when empty, all",
+        "streams": "guidance of video with sound; when absent, as of its pipeline",
+    },
+    "StreamsSpec": {
+        "audio": "weight of guidance for the sound",
+        "perturbed": "how far both are led away from perturbed attention; 0: not",
+        "isolated": "weight of guidance away from either stream alone; 1: none",
+        "rescale": "share by which the deviation is brought back",
+        "blocks": "whose attention is perturbed, from 0; when empty, as its pipeline",
     },
     "Denoising": {**_DENOISING, "solver": "of the equation from noise to data", **_STRENGTH},
     "NoisyDenoising": {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -11,7 +11,7 @@ import torch
 from areno_fn.contracts.components import Component
 from areno_fn.contracts.errors import ModelError
 from areno_fn.contracts.flow import Conditions
-from areno_fn.contracts.flow_adapter import Lengths, Made, NoiseLevels, Parts, Pipeline, Setting
+from areno_fn.contracts.flow_adapter import Lengths, Made, NoiseLevels, Parts, Pipeline, Setting, StreamGuidance
 from areno_fn.contracts.geometry import Geometry, Size
 from areno_fn.contracts.media import MediaType, Request
 from areno_fn.contracts.pipeline_io import Output, PipelineIOContract
@@ -30,8 +30,8 @@ TEXT = 1024
 RATE = 24
 """Frames a second."""
 
-RESCALE = 0.7
-"""How far guidance is brought back to the deviation of what it leads towards, as the pipeline does."""
+PERTURBED = (28,)
+"""Blocks in which the pipeline perturbs attention where nothing is said."""
 
 COMPONENTS = (
     Component(name="transformer", trained=True),
@@ -79,13 +79,20 @@ def contract(pipeline: Pipeline) -> PipelineIOContract:
 
 @attrs.frozen(kw_only=True, eq=False)
 class LTX2Adapter:
-    """The `FlowAdapter` of a checkpoint at one size. States are flat: the tokens of the video, then those of the sound."""
+    """The `FlowAdapter` of a checkpoint at one size. States are flat: the tokens of the video, then those of the sound.
+
+    Attributes:
+        leading: how guidance leads the two.
+        blocks: where it perturbs attention; none where the transformer has no such blocks, or is not led away from them.
+    """
 
     contract: PipelineIOContract
     size: Size
     levels: NoiseLevels
     network: ModuleFunction
     streams: Streams
+    leading: StreamGuidance
+    blocks: tuple[int, ...]
 
     def computing_again(self, every: int) -> LTX2Adapter:
         """The same adapter, every so many-th of whose blocks keeps its input alone; 0 for none."""
@@ -108,18 +115,50 @@ class LTX2Adapter:
 
     def velocity(self, params: Any, state: torch.Tensor, timestep: torch.Tensor, condition: Any) -> torch.Tensor:
         """The velocity [B, n]; the condition is {"text": [B, L, D], "audio_text": [B, L, E], "words": [B, L]}."""
-
-        def forward(**inputs: Any) -> Any:
-            return self.network(params, **inputs)
-
-        state = state.to(params["proj_in.bias"].dtype)
-        return velocity(forward, state, timestep, condition, streams=self.streams, rate=float(RATE))
+        return self._asked(params, state, timestep, condition)
 
     def guide(
         self, towards: torch.Tensor, away: torch.Tensor, scale: float, state: torch.Tensor, timestep: torch.Tensor
     ) -> torch.Tensor:
-        """The velocity [B, n] of guidance that is rescaled stream by stream."""
-        return guide(towards, away, scale, state, timestep, streams=self.streams, rescale=RESCALE)
+        """The velocity [B, n] of guidance by words alone, rescaled stream by stream."""
+        return self._led(towards, [self._weighed(away, scale)], state, timestep)
+
+    def led(
+        self, params: Any, state: torch.Tensor, timestep: torch.Tensor, positive: Any, negative: Any, scale: float
+    ) -> torch.Tensor:
+        """The velocity [B, n] of guidance by words, by perturbed attention and by either stream alone."""
+        both = {name: torch.cat([negative[name], positive[name]]) for name in positive}
+        answer = self._asked(params, torch.cat([state, state]), torch.cat([timestep, timestep]), both)
+        without, towards = answer.tensor_split(2)
+        away = [self._weighed(without, scale)]
+        if self.blocks:
+            found = self._asked(params, state, timestep, positive, perturbed=self.blocks)
+            away.append((found, self.leading.perturbed, self.leading.perturbed))
+        if self.leading.isolated > 1:
+            found = self._asked(params, state, timestep, positive, isolated=True)
+            away.append((found, self.leading.isolated - 1, self.leading.isolated - 1))
+        return self._led(towards, away, state, timestep)
+
+    def _weighed(self, away: torch.Tensor, scale: float) -> tuple[torch.Tensor, float, float]:
+        return away, scale - 1, self.leading.audio - 1
+
+    def _led(
+        self,
+        towards: torch.Tensor,
+        away: Sequence[tuple[torch.Tensor, float, float]],
+        state: torch.Tensor,
+        timestep: torch.Tensor,
+    ) -> torch.Tensor:
+        return guide(towards, away, state, timestep, streams=self.streams, rescale=self.leading.rescale)
+
+    def _asked(
+        self, params: Any, state: torch.Tensor, timestep: torch.Tensor, condition: Any, **otherwise: Any
+    ) -> torch.Tensor:
+        def forward(**inputs: Any) -> Any:
+            return self.network(params, **inputs)
+
+        state = state.to(params["proj_in.bias"].dtype)
+        return velocity(forward, state, timestep, condition, streams=self.streams, rate=float(RATE), **otherwise)
 
     def encode_conditions(self, parts: Parts, request: Request, *, negative: bool) -> Conditions:
         """What the connectors make of all layers of the text encoder, for either stream."""
@@ -202,10 +241,32 @@ def adapter(pipeline: Pipeline, setting: Setting) -> LTX2Adapter:
     """
     streams = _streams(pipeline, setting.size)
     frames, height, width = streams.grid
+    leading = setting.streams or StreamGuidance()
     return LTX2Adapter(
         contract=contract(pipeline),
         size=setting.size,
         levels=euler_levels(pipeline.configs["scheduler"], frames * height * width, even=True),
         network=diffusers_module(CLASS, pipeline.configs["transformer"], compiled=setting.compiled),
         streams=streams,
+        leading=leading,
+        blocks=_perturbed(pipeline.configs["transformer"], leading),
     )
+
+
+def _perturbed(hf: Mapping[str, Any], leading: StreamGuidance) -> tuple[int, ...]:
+    """The blocks whose attention guidance perturbs; those of the pipeline may not be there, and then are led by nothing.
+
+    Raises:
+        ModelError: blocks are named that are not there, or of a transformer that is not made for it.
+    """
+    layers, made_for = config_from_hf(hf).num_layers, bool(hf.get("perturbed_attn", False))
+    outside = [block for block in leading.blocks if block >= layers]
+    if outside:
+        raise ModelError(f"streams.blocks: there is no block {outside[0]} of {layers}, which are counted from 0")
+    if leading.blocks and not made_for:
+        raise ModelError(
+            "streams.blocks: attention of this transformer cannot be perturbed, perturbed_attn is not true in its config.json; "
+            "leave them out"
+        )
+    named = leading.blocks or tuple(block for block in PERTURBED if block < layers)
+    return named if made_for and leading.perturbed else ()

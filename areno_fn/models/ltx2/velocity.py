@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -55,6 +55,8 @@ def velocity(
     streams: Streams,
     rate: float,
     cross_timestep: bool = True,
+    perturbed: Sequence[int] = (),
+    isolated: bool = False,
 ) -> torch.Tensor:
     """The velocity [B, n] of states [B, n], both streams at one noise level.
 
@@ -66,6 +68,8 @@ def velocity(
         streams: what is in a latent.
         rate: frames a second.
         cross_timestep: attention between the streams is modulated by the level of the other one (LTX-2.3), not by its own.
+        perturbed: blocks in which a token takes its own value in the place of attention to its stream.
+        isolated: the streams do not attend to each other.
     """
     video, audio = streams.split(state)
     frames, height, width = streams.grid
@@ -84,6 +88,8 @@ def velocity(
         fps=rate,
         audio_num_frames=streams.length,
         use_cross_timestep=cross_timestep,
+        spatio_temporal_guidance_blocks=list(perturbed) or None,
+        isolate_modalities=isolated,
         return_dict=False,
     )
     return streams.join(*answer)
@@ -91,8 +97,7 @@ def velocity(
 
 def guide(
     towards: torch.Tensor,
-    away: torch.Tensor,
-    scale: float,
+    away: Sequence[tuple[torch.Tensor, float, float]],
     state: torch.Tensor,
     timestep: torch.Tensor,
     *,
@@ -101,18 +106,23 @@ def guide(
 ) -> torch.Tensor:
     """Guidance of each stream, its clean latents brought back to the deviation of those it leads towards (arXiv 2305.08891).
 
+    With v+ the velocity that is led, it is v+ + sum of w (v+ - v-) over all that it is led away from.
+
     Args:
-        towards, away: velocities [B, n].
-        scale: weight of guidance.
+        towards: velocities [B, n].
+        away: other velocities [B, n], each with w of the video and of the sound.
         state, timestep: where they were asked for.
         streams: what is in a latent.
         rescale: share of the correction, 0 for none.
     """
     level = (timestep / 1000)[:, None]
-    plain = state - level * towards
-    guided = state - level * (away + scale * (towards - away))
+    clean = streams.split(state - level * towards)
+    others = [(streams.split(state - level * other), weights) for other, *weights in away]
     parts = []
-    for one, other in zip(streams.split(guided), streams.split(plain), strict=True):
-        ratio = other.std((1, 2), keepdim=True) / one.std((1, 2), keepdim=True)
-        parts.append(one * (rescale * ratio + 1 - rescale))
+    for place, plain in enumerate(clean):
+        led = plain
+        for other, weights in others:
+            led = led + weights[place] * (plain - other[place])
+        ratio = plain.std((1, 2), keepdim=True) / led.std((1, 2), keepdim=True)
+        parts.append(rescale * (led * ratio) + (1 - rescale) * led)
     return (state - streams.join(*parts)) / level

@@ -12,7 +12,7 @@ from areno_fn import tree
 from areno_fn.contracts.calls import is_a, received
 from areno_fn.contracts.errors import RecordError, SpecError
 from areno_fn.contracts.flow import Conditions
-from areno_fn.contracts.flow_policy import FlowPolicy
+from areno_fn.contracts.flow_policy import FlowPolicy, Led
 from areno_fn.contracts.record import shown
 
 Ask = Callable[[Any, torch.Tensor, torch.Tensor, Conditions], torch.Tensor]
@@ -64,7 +64,7 @@ def _takes(function: Callable[..., Any], arguments: int) -> bool:
 def guided(policy: FlowPolicy, scale: float) -> Ask:
     """The guided velocity, which `policy.guide` makes of v+ and v-; with a scale of 1 the model is asked for v+ alone.
 
-    Both are asked for in one batch, the negative conditions first.
+    Both are asked for in one batch, the negative conditions first. A policy that is `Led` asks for itself.
 
     Args:
         policy: the model.
@@ -77,12 +77,17 @@ def guided(policy: FlowPolicy, scale: float) -> Ask:
     """
     if not torch.compiler.is_compiling():
         require_policy(policy)
+    led = policy.led if isinstance(policy, Led) else None
 
     def ask(params: Any, state: torch.Tensor, timestep: torch.Tensor, conditions: Conditions) -> torch.Tensor:
         if scale == 1:
             return _answer(policy, params, state, timestep, conditions.positive)
         if conditions.negative is None:
             raise RecordError(f"guidance of {scale} needs Conditions.negative, but there are none")
+        if led is not None:
+            return _checked(
+                policy, led(params, state, timestep, conditions.positive, conditions.negative, scale), state
+            )
         both = tree.map(lambda a, b: torch.cat([a, b]), conditions.negative, conditions.positive)
         answer = _answer(policy, params, torch.cat([state, state]), torch.cat([timestep, timestep]), both)
         away, towards = answer.tensor_split(2)
@@ -94,7 +99,10 @@ def guided(policy: FlowPolicy, scale: float) -> Ask:
 def _answer(
     policy: FlowPolicy, params: Any, state: torch.Tensor, timestep: torch.Tensor, condition: Any
 ) -> torch.Tensor:
-    velocity: Any = policy.velocity(params, state, timestep, condition)
+    return _checked(policy, policy.velocity(params, state, timestep, condition), state)
+
+
+def _checked(policy: FlowPolicy, velocity: Any, state: torch.Tensor) -> torch.Tensor:
     if not isinstance(velocity, torch.Tensor) or velocity.shape != state.shape or not velocity.is_floating_point():
         raise RecordError(
             f"the velocity of the policy {type(policy).__name__} is {received(velocity)} at states {shown(state)}; it must be "
