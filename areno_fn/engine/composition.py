@@ -301,8 +301,15 @@ def _evaluation(spec: RunSpec) -> Iterator[str]:
         if not spec.evaluation.rewards:
             yield "evaluation.rewards: an evaluation needs at least one reward"
         yield from _cold(spec.evaluation.sampling, "evaluation.sampling")
+        yield from _greedy(spec.evaluation.sampling, "evaluation.sampling")
         if spec.evaluation.denoising != Denoising() and all(phase.denoising is not None for phase in spec.phases):
             yield "evaluation.denoising: every phase says itself how its evaluations draw; remove this, or that of a phase"
+
+
+def _greedy(sampling: Sampling, where: str) -> Iterator[str]:
+    for name in ("top_k", "top_p", "min_p") if not sampling.temperature else ():
+        if getattr(sampling, name) != getattr(Sampling(), name):
+            yield f"{where}.{name}: at a temperature of 0 the likeliest token is taken, whatever else is left out; remove this"
 
 
 def _log(log: Log) -> Iterator[str]:

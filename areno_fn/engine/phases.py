@@ -35,6 +35,8 @@ from areno_fn.world.pictures import PairRow, PictureRow
 from areno_fn.world.prompted import PromptedRow
 from areno_fn.world.rewards import Reward
 
+MOST_STEPS = 1_000_000_000
+"""Of a phase, as a specification can ask for in steps."""
 _CPU = torch.device("cpu")
 
 
@@ -226,6 +228,10 @@ def _check_smallest_batch(spec: Phase, size: int, where: str) -> None:
 
 def _check_lengths(spec: Phase, steps: int, where: str) -> None:
     """What begins after some optimizer steps must begin within the phase, or it would be there for nothing."""
+    if steps > MOST_STEPS:
+        raise SpecError(
+            f"{where}.epochs: {spec.epochs:,} epochs are {steps:,} steps, and a phase has at most {MOST_STEPS:,}; lower it"
+        )
     if spec.ema is not None:
         made, every = steps_of(spec, recipes.ACTOR, steps), spec.ema.every
         if made // every * every <= spec.ema.start:

@@ -86,6 +86,10 @@ def test_a_model_beyond_all_memory_is_refused_by_its_configuration(name: str, va
 
 def test_what_is_too_large_is_said_with_the_limit(tmp_path: Path) -> None:
     plain = spelled("tokens", tmp_path / "out")
+    endless = changed(changed(plain, ("phases", 0, "steps"), 0), ("phases", 0, "epochs"), 10**9)
+    assert said(endless) == (
+        "phases.sft.epochs: 1,000,000,000 epochs are 5,000,000,000 steps, and a phase has at most 1,000,000,000; lower it"
+    )
     told = {
         ("model", "config", "vocab_size"): "vocab_size must be at most 16777216, received 1000000000",
         ("model", "config", "intermediate_size"): (
@@ -96,6 +100,7 @@ def test_what_is_too_large_is_said_with_the_limit(tmp_path: Path) -> None:
             "evaluation.sampling.top_k: the model has 259 tokens, of which the best 1000000000 are all; lower it, or use 0 for all"
         ),
     }
+    plain = changed(plain, ("evaluation", "sampling", "temperature"), 1.0)
     for place, sentence in told.items():
         assert said(changed(plain, place, 10**9)).endswith(sentence)
     assert said(changed(plain, ("phases", 1, "algorithm", "sampling", "top_k"), 260)) == (

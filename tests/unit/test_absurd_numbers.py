@@ -99,9 +99,14 @@ def refusal(plain: dict[str, Any]) -> str:
 
 
 def tried() -> Iterator[tuple[str, str, Any, str]]:
-    """Record and field, the place in words, a value and what is said of it, for all numbers of all records."""
+    """Record and field, the place in words, a value and what is said of it, for all numbers of all records, each once."""
+    seen = set[tuple[str, str]]()
     for whole in BASES:
         for place, info in numbers(whole):
+            sort = (record_of(whole, place), str(place[0]))
+            if sort in seen:
+                continue
+            seen.add(sort)
             plain, at = alone(whole, place)
             for value in WHOLE if isinstance(info, inspect.IntType) else REAL:
                 field = record_of(whole, place)

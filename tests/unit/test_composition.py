@@ -179,6 +179,12 @@ def test_a_sound_specification_passes() -> None:
         ("evaluation.data", [], "evaluation.data: an evaluation needs at least one data source"),
         ("evaluation.rewards", [], "evaluation.rewards: an evaluation needs at least one reward"),
         (
+            "evaluation.sampling",
+            {"max_tokens": 4, "temperature": 0.0, "top_p": 0.9},
+            "evaluation.sampling.top_p: at a temperature of 0 the likeliest token is taken, whatever else is left out; remove "
+            "this",
+        ),
+        (
             "log",
             {"samples": 0, "samples_every": 2},
             "log.samples_every: with samples = 0 none is kept; give samples, or remove this",
