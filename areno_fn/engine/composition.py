@@ -171,6 +171,8 @@ def _kl(algorithm: Sampled, where: str) -> Iterator[str]:
 def _ppo(phase: Phase, algorithm: PPO, where: str) -> Iterator[str]:
     if algorithm.kl_horizon != PPO().kl_horizon and not algorithm.kl_target:
         yield f"{where}.kl_horizon: without kl_target no coefficient moves; give kl_target, or remove this"
+    if not algorithm.gamma and algorithm.lam != PPO().lam:
+        yield f"{where}.lam: with gamma = 0 nothing that is later counts, by whatever share; give gamma, or remove this"
     if algorithm.kl_target and not (algorithm.kl_coef and algorithm.kl_in == "reward"):
         yield f"{where}.kl_target: it moves the coefficient of the KL in the reward; give kl_coef, and kl_in = 'reward'"
     if phase.steps and algorithm.critic.warmup >= phase.steps:

@@ -304,6 +304,18 @@ def test_every_problem_is_told_at_once_in_the_order_of_the_specification() -> No
     assert [line.split(":")[0] for line in problems(table)] == ["phases.sft", "phases.grpo.rewards", "evaluation.data"]
 
 
+def test_a_share_of_what_does_not_count_is_refused() -> None:
+    table = tables()
+    phase = table["phases"][1]
+    phase["algorithm"] = {"kind": "ppo", "gamma": 0.0, "sampling": {"max_tokens": 4}}
+    phase["optimizers"] = [{"kind": "adamw"}, {"kind": "adamw", "role": "critic"}]
+    assert problems(table) == []
+    phase["algorithm"]["lam"] = 0.5
+    assert problems(table) == [
+        "phases.grpo.algorithm.lam: with gamma = 0 nothing that is later counts, by whatever share; give gamma, or remove this"
+    ]
+
+
 def test_how_evaluations_draw_is_said_where_it_is_read() -> None:
     table = tables()
     table["evaluation"]["denoising"] = {"steps": 3}

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import json
-import re
-from collections.abc import Container, Iterator
 from typing import Any, get_args
 
-import msgspec
 import pytest
-from field_values import Place, changed, dotted, places, value_at
+from field_sweep import Sweep
 from flow_field_runs import AVERAGE, SETS, told
-from msgspec import inspect
 
-from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.spec import (
     AlgorithmSpec,
     Batch,
@@ -32,7 +25,6 @@ from areno_fn.contracts.spec import (
 )
 from areno_fn.engine.composition import check_composition
 from areno_fn.engine.media import check_medium
-from areno_fn.engine.specfile.types import plain_copy
 from areno_fn.steps.flow.times import Times
 from areno_fn.steps.recipes import flow_supervised
 
@@ -63,6 +55,7 @@ BASES: dict[str, dict[str, Any]] = {
 """Algorithms whose every setting can show itself in two iterations: thresholds are near, and nothing is switched off."""
 
 OTHERS: dict[str, list[Any]] = {
+    "old": [None, _FORGETS],
     "teacher": ["folder", ""],
     "teachers": [[{"path": "folder", "data": [SETS[0]]}, {"path": "other", "data": [SETS[1]]}]],
     "teachers.0.path": ["other"],
@@ -72,56 +65,6 @@ OTHERS: dict[str, list[Any]] = {
     "denoising.noisy": [[0, 1, 3], [0, 1, 2, 4]],
 }
 """Other values of what is no number and no choice."""
-
-
-@functools.cache
-def field_type(kind: str) -> inspect.Type:
-    return inspect.type_info(KINDS[kind])
-
-
-def base(kind: str) -> dict[str, Any]:
-    """The plain data of an algorithm with every field spelled out."""
-    found: dict[str, Any] = plain_copy(msgspec.convert({"kind": kind} | BASES[kind], KINDS[kind]))
-    return found
-
-
-def others(place: Place, info: inspect.Type, value: Any) -> list[Any]:
-    """Other values that a field of this type might have."""
-    name = dotted(place)
-    if name in OTHERS:
-        return [one for one in OTHERS[name] if one != value]
-    match info:
-        case inspect.LiteralType():
-            return [one for one in info.values if one != value]
-        case inspect.BoolType():
-            return [not value]
-        case inspect.IntType():
-            return [value + 1, value - 1, 2 * value, value + 50, 0, value // 2]
-        case inspect.FloatType():
-            return [value / 2, value * 2, value * 1.2, 0.0, value * 50, value / 50, value + 0.5, 1e-4]
-        case inspect.UnionType():
-            return [None if value is not None else _FORGETS]
-    return []
-
-
-def is_choice(info: inspect.Type) -> bool:
-    return isinstance(info, inspect.LiteralType | inspect.BoolType | inspect.UnionType)
-
-
-@functools.cache
-def outcome(text: str) -> bytes | str | None:
-    """What iterations leave, the sentence with which they are refused, or nothing where a value is of no legal type."""
-    plain = json.loads(text)
-    kind = KINDS[plain["kind"]]
-    try:
-        algorithm = msgspec.convert(plain, kind)
-    except msgspec.ValidationError:
-        return None
-    try:
-        check(algorithm)
-        return told(algorithm)
-    except SpecError as error:
-        return str(error)
 
 
 def check(algorithm: Any) -> None:
@@ -142,81 +85,17 @@ def check(algorithm: Any) -> None:
     check_medium(spec, "digits_dit", "pictures")
 
 
-def told_by(plain: dict[str, Any]) -> bytes | str | None:
-    return outcome(json.dumps(plain))
+def judged(algorithm: Any) -> bytes:
+    check(algorithm)
+    return told(algorithm)
 
 
-def effects(plain: dict[str, Any], place: Place, info: inspect.Type) -> Iterator[tuple[Any, bytes | str]]:
-    """What other legal values of a field lead to."""
-    for value in others(place, info, value_at(plain, place)):
-        found = told_by(changed(plain, place, value))
-        if found is not None and value != value_at(plain, place):
-            yield value, found
-
-
-def silent(plain: dict[str, Any], among: Container[str] | None = None) -> list[str]:
-    """The fields, with a value each, that change nothing and are not refused; those of some names alone.
-
-    Of a choice every value must do something, of a number some value.
-    """
-    now = told_by(plain)
-    assert isinstance(now, bytes), f"the settings to begin with are refused: {now}"
-    found = []
-    for place, info in places(field_type(plain["kind"]), plain):
-        if isinstance(info, inspect.StructType) or (among is not None and place[0] not in among):
-            continue
-        dead, done, known = [], False, False
-        for value, after in effects(plain, place, info):
-            known = True
-            dead += [value] if after == now else []
-            done = done or after != now
-            if done and not is_choice(info):
-                break
-        if not known:
-            found.append(f"{dotted(place)}: the test knows no other value of it")
-        elif dead and (is_choice(info) or not done):
-            found.append(f"{dotted(place)}: {dead[0]!r} in the place of {value_at(plain, place)!r} does nothing")
-    return found
-
-
-def contexts(kind: str, among: Container[str] | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The algorithm with every other choice and without what may be left out; what is then refused is at its default."""
-    first = base(kind)
-    for place, info in list(places(field_type(kind), first)):
-        if among is not None and place[0] not in among:
-            continue
-        for value in others(place, info, value_at(first, place)) if is_choice(info) else ():
-            plain = made_legal(changed(first, place, value), place)
-            if plain is not None:
-                yield f"{dotted(place)} = {json.dumps(value)}", plain
-
-
-def made_legal(plain: dict[str, Any], kept: Place) -> dict[str, Any] | None:
-    """The algorithm with defaults in the place of what is refused beside a setting; None where that itself is."""
-    for _ in range(8):
-        said = told_by(plain)
-        if not isinstance(said, str):
-            return None if said is None else plain
-        match = re.match(r"phases\.it\.algorithm\.([\w.]+):", said)
-        place = tuple(match[1].split(".")) if match else ()
-        usual = plain_copy(msgspec.convert({"kind": plain["kind"]}, KINDS[plain["kind"]]))
-        if not place or place == kept or not (_has(plain, place) and _has(usual, place)):
-            return None
-        plain = changed(plain, place, value_at(usual, place))
-    return None
-
-
-def _has(plain: Any, place: Place) -> bool:
-    for key in place:
-        if not isinstance(plain, dict) or key not in plain:
-            return False
-        plain = plain[key]
-    return True
+SWEEP = Sweep(kinds=KINDS, bases=BASES, others=OTHERS, told=judged)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_field_does_nothing_in_silence(kind: str) -> None:
-    assert silent(base(kind)) == []
+    assert SWEEP.silent(SWEEP.base(kind)) == []
 
 
 CHOSEN = ("flow_sft", "flow_dpo", "flow_grpo", "flow_dmd2", "flow_tdm", "flow_distill")
@@ -226,16 +105,15 @@ CHOSEN = ("flow_sft", "flow_dpo", "flow_grpo", "flow_dmd2", "flow_tdm", "flow_di
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_field_does_nothing_beside_another_choice(kind: str) -> None:
     own = None if kind in CHOSEN else KINDS[kind].__annotations__.keys() - FlowGrouped.__annotations__.keys()
-    for name, plain in contexts(kind, own):
-        assert silent(plain, own) == [], f"with {name}"
+    for name, plain in SWEEP.contexts(kind, own):
+        assert SWEEP.silent(plain, own) == [], f"with {name}"
 
 
 def test_a_field_that_nothing_reads_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Levels that are drawn in one way, whatever `times` and `shift` say."""
     monkeypatch.setattr(flow_supervised, "Times", lambda **fields: Times())
-    outcome.cache_clear()
-    found = silent(base("flow_sft"))
-    outcome.cache_clear()
+    anew = Sweep(kinds=KINDS, bases=BASES, others=OTHERS, told=judged)
+    found = anew.silent(anew.base("flow_sft"))
     assert found == [
         "times: 'uniform' in the place of 'logit_normal' does nothing",
         "shift: 0.5 in the place of 1.0 does nothing",
