@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 from e2e import tiny, tiny_flow
 from field_values import Place, changed, numbers
 from msgspec import inspect
@@ -28,6 +29,9 @@ RUNS = {"tokens": tiny.SPEC, "pictures": tiny_flow.SPEC}
 @contextmanager
 def little_memory() -> Iterator[None]:
     """Whatever asks for much more memory than there is now in use fails."""
+    if torch.cuda.is_available():  # whose driver maps far more than it uses
+        yield
+        return
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, hard))
