@@ -51,6 +51,21 @@ def wide(x: torch.Tensor) -> tl.dtype:
     return tl.float64 if x.dtype == torch.float64 else tl.float32
 
 
+def exact(x: torch.Tensor) -> tl.dtype:
+    """The dtype in which tiles of `x` are multiplied: its own, but in the interpreter, where bits of bfloat16 are integers."""
+    return type_of(x.dtype) if x.is_cuda else wide(x)
+
+
+def type_of(dtype: torch.dtype) -> tl.dtype:
+    """Triton's name of a floating dtype."""
+    return {
+        torch.float32: tl.float32,
+        torch.bfloat16: tl.bfloat16,
+        torch.float16: tl.float16,
+        torch.float64: tl.float64,
+    }[dtype]
+
+
 def tile(size: int, elements: int = 2048) -> tuple[int, int]:
     """(rows, columns) of a tile that spans a whole row of `size`, with about `elements` in all; powers of two."""
     columns = triton.next_power_of_2(size)

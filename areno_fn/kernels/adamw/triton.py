@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from areno_fn.kernels.launch import on_device_of
+from areno_fn.kernels.launch import on_device_of, type_of
 
 BLOCK, STEPS = 2048, 8
 """Elements that are in registers at once, and how often that is a piece: the work of one program."""
@@ -75,8 +75,8 @@ def _launch(
         with on_device_of(gradients[0]):
             _update_kernel[(len(leaf),)](
                 _on(addresses, device), leaf, first, sizes, _decays(tuple(decay), device), numbers, len(sizes),
-                B1=betas[0], B2=betas[1], EPS=eps, GRADIENT=_type(gradients[0].dtype), OWN=_type(master[0].dtype),
-                STORED=_type(kept[0].dtype), NARROW=kept[0].dtype != master[0].dtype, ALIGNED=aligned, BLOCK=BLOCK,
+                B1=betas[0], B2=betas[1], EPS=eps, GRADIENT=type_of(gradients[0].dtype), OWN=type_of(master[0].dtype),
+                STORED=type_of(kept[0].dtype), NARROW=kept[0].dtype != master[0].dtype, ALIGNED=aligned, BLOCK=BLOCK,
                 STEPS=STEPS, num_warps=8, enable_fp_fusion=True,
             )  # fmt: skip
 
@@ -125,15 +125,6 @@ def _on(table: torch.Tensor, device: torch.device) -> torch.Tensor:
     places = torch.zeros(table.shape, dtype=table.dtype, device=device)
     torch._foreach_add_(list(places.flatten().unbind()), table.flatten().tolist())
     return places
-
-
-def _type(dtype: torch.dtype) -> tl.dtype:
-    return {
-        torch.float32: tl.float32,
-        torch.bfloat16: tl.bfloat16,
-        torch.float16: tl.float16,
-        torch.float64: tl.float64,
-    }[dtype]
 
 
 @triton.jit

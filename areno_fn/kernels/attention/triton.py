@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from areno_fn.kernels.launch import on_device_of, tanh
+from areno_fn.kernels.launch import exact, on_device_of, tanh
 
 _LEAST = 16  # what a product on tensor cores takes
 
@@ -69,7 +69,7 @@ def forward(
             _forward_kernel[(triton.cdiv(longest, blocks.queries), heads, edges.shape[0] - 1)](
                 q, k, v, out, lse, edges, scale, window, soft_cap, count, size,
                 *q.stride(), *k.stride(), *v.stride(), GROUP=heads // k.shape[1], WINDOWED=window > 0,
-                CAPPED=soft_cap > 0, NARROW=q.is_cuda, QUERIES=blocks.queries, KEYS=blocks.keys, COLUMNS=columns,
+                CAPPED=soft_cap > 0, EXACT=exact(q), QUERIES=blocks.queries, KEYS=blocks.keys, COLUMNS=columns,
                 num_warps=blocks.warps, num_stages=blocks.stages, enable_fp_fusion=True,
             )  # fmt: skip
     return out, lse
@@ -98,7 +98,7 @@ def backward(
     delta = torch.empty(lse.shape, dtype=torch.float32, device=q.device)
     documents = edges.shape[0] - 1
     common = {
-        "GROUP": heads // k.shape[1], "WINDOWED": window > 0, "CAPPED": soft_cap > 0, "NARROW": q.is_cuda,
+        "GROUP": heads // k.shape[1], "WINDOWED": window > 0, "CAPPED": soft_cap > 0, "EXACT": exact(q),
         "QUERIES": blocks.queries, "KEYS": blocks.keys, "COLUMNS": columns,
         "num_warps": blocks.warps, "num_stages": blocks.stages, "enable_fp_fusion": True,
     }  # fmt: skip
@@ -150,18 +150,52 @@ def _score(q, k, query, key, end, scale, window, cap, WINDOWED: tl.constexpr, CA
 
 
 @triton.jit
+def absorb(score, v, peak, total, mixed, BINARY: tl.constexpr, ROUNDED: tl.constexpr, EXACT: tl.constexpr):
+    """The largest score, the sum of exponentials, or of powers of 2, and the weighted values of queries, with more keys."""
+    larger = tl.maximum(peak, tl.max(score, axis=1))
+    weight = _power(score - larger[:, None], BINARY)
+    shrink = _power(peak - larger, BINARY)
+    total = total * shrink + tl.sum(weight, axis=1)
+    mixed = tl.dot(weight.to(ROUNDED).to(EXACT), v.to(EXACT), mixed * shrink[:, None], input_precision="ieee")
+    return larger, total, mixed
+
+
+@triton.jit
+def _power(x, BINARY: tl.constexpr):
+    return tl.exp2(x) if BINARY else tl.exp(x)
+
+
+@triton.jit
+def _document(edges_ptr, TAKEN: tl.constexpr):
+    """Where a program's document begins and ends, and the first of so many tokens that it takes."""
+    begin = tl.load(edges_ptr + tl.program_id(2)).to(tl.int32)
+    end = tl.load(edges_ptr + tl.program_id(2) + 1).to(tl.int32)
+    return begin, end, begin + tl.program_id(0) * TAKEN
+
+
+@triton.jit
+def _first_seen(begin, first, window, WINDOWED: tl.constexpr, KEYS: tl.constexpr):
+    """The first key of the tiles of a document that a query sees."""
+    return begin + tl.maximum(first - window + 1 - begin, 0) // KEYS * KEYS if WINDOWED else begin
+
+
+@triton.jit
+def _pulled(score, slope, lse, delta, dout, v):
+    """Weights, and cotangents of what was bent; queries that are not there have a cotangent of 0, and add nothing."""
+    weight = tl.exp(score - lse[:, None])
+    dweight = tl.dot(dout, tl.trans(v), input_precision="ieee")
+    return weight, weight * (dweight - delta[:, None]) * slope
+
+
+@triton.jit
 def _forward_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, edges_ptr, scale, window, cap, N, D,
     q_n, q_h, q_d, k_n, k_h, k_d, v_n, v_h, v_d,
-    GROUP: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, NARROW: tl.constexpr,
+    GROUP: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, EXACT: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    # the interpreter would multiply the bits of bfloat16 as if they were integers
-    EXACT: tl.constexpr = q_ptr.dtype.element_ty if NARROW else tl.float32
     head = tl.program_id(1).to(tl.int64)
-    begin = tl.load(edges_ptr + tl.program_id(2)).to(tl.int32)
-    end = tl.load(edges_ptr + tl.program_id(2) + 1).to(tl.int32)
-    first = begin + tl.program_id(0) * QUERIES
+    begin, end, first = _document(edges_ptr, QUERIES)
     if first < end:
         column = tl.arange(0, COLUMNS)
         query = first + tl.arange(0, QUERIES)
@@ -169,21 +203,13 @@ def _forward_kernel(
         peak = tl.full([QUERIES], -1e30, dtype=tl.float32)
         total = tl.zeros([QUERIES], dtype=tl.float32)
         mixed = tl.zeros([QUERIES, COLUMNS], dtype=tl.float32)
-        start = begin
-        if WINDOWED:
-            start = begin + tl.maximum(first - window + 1 - begin, 0) // KEYS * KEYS
+        start = _first_seen(begin, first, window, WINDOWED, KEYS)
         for key_first in range(start, tl.minimum(first + QUERIES, end), KEYS):
             key = key_first + tl.arange(0, KEYS)
             k = _tile(k_ptr + head // GROUP * k_h, key, column, end, D, k_n, k_d, EXACT)
             score, _ = _score(q, k, query, key, end, scale, window, cap, WINDOWED, CAPPED)
-            larger = tl.maximum(peak, tl.max(score, axis=1))
-            weight = tl.exp(score - larger[:, None])
-            shrink = tl.exp(peak - larger)
             v = _tile(v_ptr + head // GROUP * v_h, key, column, end, D, v_n, v_d, EXACT)
-            total = total * shrink + tl.sum(weight, axis=1)
-            mixed = mixed * shrink[:, None]
-            mixed += tl.dot(weight.to(v_ptr.dtype.element_ty).to(EXACT), v, input_precision="ieee")
-            peak = larger
+            peak, total, mixed = absorb(score, v, peak, total, mixed, False, v_ptr.dtype.element_ty, EXACT)
         there = query < end
         total = tl.where(there, total, 1.0)
         out_at = query.to(tl.int64)[:, None] * (tl.num_programs(1) * D) + head * D + column[None, :]
@@ -209,15 +235,12 @@ def _delta_kernel(
 def _keys_kernel(
     dout_ptr, q_ptr, k_ptr, v_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, edges_ptr, scale, window, cap, N, D,
     dout_n, dout_h, dout_d, q_n, q_h, q_d, k_n, k_h, k_d, v_n, v_h, v_d, dk_n, dk_h,
-    GROUP: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, NARROW: tl.constexpr,
+    GROUP: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, EXACT: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    EXACT: tl.constexpr = q_ptr.dtype.element_ty if NARROW else tl.float32
     ROUNDED: tl.constexpr = q_ptr.dtype.element_ty
     kv_head = tl.program_id(1).to(tl.int64)
-    begin = tl.load(edges_ptr + tl.program_id(2)).to(tl.int32)
-    end = tl.load(edges_ptr + tl.program_id(2) + 1).to(tl.int32)
-    first = begin + tl.program_id(0) * KEYS
+    begin, end, first = _document(edges_ptr, KEYS)
     if first < end:
         column = tl.arange(0, COLUMNS)
         key = first + tl.arange(0, KEYS)
@@ -238,10 +261,8 @@ def _keys_kernel(
                 lse = tl.load(lse_ptr + head * N + query, mask=there, other=0.0)
                 delta = tl.load(delta_ptr + head * N + query, mask=there, other=0.0)
                 score, slope = _score(q, k, query, key, end, scale, window, cap, WINDOWED, CAPPED)
-                weight = tl.where(there[:, None], tl.exp(score - lse[:, None]), 0.0)
+                weight, dscore = _pulled(score, slope, lse, delta, dout, v)
                 dv += tl.dot(tl.trans(weight.to(ROUNDED).to(EXACT)), dout, input_precision="ieee")
-                dweight = tl.dot(dout, tl.trans(v), input_precision="ieee")
-                dscore = weight * (dweight - delta[:, None]) * slope
                 dk += tl.dot(tl.trans(dscore.to(ROUNDED).to(EXACT)), q, input_precision="ieee")
         at = key.to(tl.int64)[:, None] * dk_n + kv_head * dk_h + column[None, :]
         inside = (key < end)[:, None] & (column < D)[None, :]
@@ -253,15 +274,12 @@ def _keys_kernel(
 def _queries_kernel(
     dout_ptr, q_ptr, k_ptr, v_ptr, lse_ptr, delta_ptr, dq_ptr, edges_ptr, scale, window, cap, N, D,
     dout_n, dout_h, dout_d, q_n, q_h, q_d, k_n, k_h, k_d, v_n, v_h, v_d, dq_n, dq_h,
-    GROUP: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, NARROW: tl.constexpr,
+    GROUP: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, EXACT: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    EXACT: tl.constexpr = q_ptr.dtype.element_ty if NARROW else tl.float32
     ROUNDED: tl.constexpr = q_ptr.dtype.element_ty
     head = tl.program_id(1).to(tl.int64)
-    begin = tl.load(edges_ptr + tl.program_id(2)).to(tl.int32)
-    end = tl.load(edges_ptr + tl.program_id(2) + 1).to(tl.int32)
-    first = begin + tl.program_id(0) * QUERIES
+    begin, end, first = _document(edges_ptr, QUERIES)
     if first < end:
         column = tl.arange(0, COLUMNS)
         query = first + tl.arange(0, QUERIES)
@@ -271,17 +289,13 @@ def _queries_kernel(
         lse = tl.load(lse_ptr + head * N + query, mask=there, other=0.0)
         delta = tl.load(delta_ptr + head * N + query, mask=there, other=0.0)
         dq = tl.zeros([QUERIES, COLUMNS], dtype=tl.float32)
-        start = begin
-        if WINDOWED:
-            start = begin + tl.maximum(first - window + 1 - begin, 0) // KEYS * KEYS
+        start = _first_seen(begin, first, window, WINDOWED, KEYS)
         for key_first in range(start, tl.minimum(first + QUERIES, end), KEYS):
             key = key_first + tl.arange(0, KEYS)
             k = _tile(k_ptr + head // GROUP * k_h, key, column, end, D, k_n, k_d, EXACT)
             v = _tile(v_ptr + head // GROUP * v_h, key, column, end, D, v_n, v_d, EXACT)
             score, slope = _score(q, k, query, key, end, scale, window, cap, WINDOWED, CAPPED)
-            weight = tl.exp(score - lse[:, None])
-            dweight = tl.dot(dout, tl.trans(v), input_precision="ieee")
-            dscore = weight * (dweight - delta[:, None]) * slope
+            _, dscore = _pulled(score, slope, lse, delta, dout, v)
             dq += tl.dot(dscore.to(ROUNDED).to(EXACT), k, input_precision="ieee")
         at = query.to(tl.int64)[:, None] * dq_n + head * dq_h + column[None, :]
         tl.store(dq_ptr + at, (dq * scale).to(ROUNDED), mask=there[:, None] & (column < D)[None, :])

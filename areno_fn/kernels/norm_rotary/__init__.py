@@ -10,7 +10,7 @@ from areno_fn.autodiff import custom_vjp
 from areno_fn.kernels.backend import implementation, require
 from areno_fn.kernels.norm_rotary import reference
 
-__all__ = ["backward", "forward", "norm_rotary"]
+__all__ = ["backward", "fit_together", "forward", "norm_rotary"]
 
 
 def norm_rotary(
@@ -42,18 +42,25 @@ def norm_rotary(
     Raises:
         KernelError: the shapes or dtypes do not fit, or there is no kernel for the device.
     """
-    fits = qkv.ndim == 3 and qkv.is_floating_point() and 0 < heads < qkv.shape[1] and (qkv.shape[1] - heads) % 2 == 0
-    fits = fits and qkv.shape[2] > 0 and qkv.shape[2] % 2 == 0
-    fits = fits and cos.shape == sin.shape == (qkv.shape[0], qkv.shape[2] // 2)
     weights = [w for w in (q_weight, k_weight) if w is not None]
-    fits = fits and len(weights) != 1 and all(w.shape == qkv.shape[2:] for w in weights)
     wanted = (
         "qkv must be floating [N, H + 2 K, head_dim], cos and sin [N, head_dim / 2], and the weights both [head_dim] "
         f"or both None, with H = {heads}"
     )
+    fits = fit_together(qkv, weights, cos, sin, heads)
     require(fits, "norm_rotary", wanted, qkv, cos, sin, *weights)
     q, k = _norm_rotary(qkv, q_weight, k_weight, cos, sin, heads, eps)
     return q, k
+
+
+def fit_together(
+    qkv: torch.Tensor, weights: list[torch.Tensor], cos: torch.Tensor, sin: torch.Tensor, heads: int
+) -> bool:
+    """Whether queries, keys and values of so many heads are there, and weights, both or none, and angles for them."""
+    fits = qkv.ndim == 3 and qkv.is_floating_point() and 0 < heads < qkv.shape[1] and (qkv.shape[1] - heads) % 2 == 0
+    fits = fits and qkv.shape[2] > 0 and qkv.shape[2] % 2 == 0
+    fits = fits and cos.shape == sin.shape == (qkv.shape[0], qkv.shape[2] // 2)
+    return fits and len(weights) != 1 and all(w.shape == qkv.shape[2:] for w in weights)
 
 
 def _pull(cotangents: tuple[Any, ...], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from areno_fn.kernels.launch import ROUNDING, Steps, on_device_of, read, resident, summed, warps, wide, write
+from areno_fn.kernels.rotary.triton import of_angles, turned
 
 HEADS = 8
 """Heads of a tile at most."""
@@ -70,9 +71,10 @@ def backward(
     tile, columns = step.rows, triton.next_power_of_2(size // 2)
     tiles = rows // tile
     programs = max(1, min(count, triton.cdiv(resident(qkv, step.warps, step.held), tiles)))
-    partial_dtype = torch.float64 if qkv.dtype == torch.float64 else torch.float32
-    turned = (heads + shared) // tile if normed else 0
-    partial = torch.empty(turned, programs, size, dtype=partial_dtype, device=qkv.device)
+    weighed = (heads + shared) // tile if normed else 0
+    partial = torch.empty(
+        weighed, programs, size, dtype=torch.promote_types(qkv.dtype, torch.float32), device=qkv.device
+    )
     some_q, some_k, some_v = (qkv if x is None else x for x in (q_weight, k_weight, dv))
     if dqkv.numel():
         with on_device_of(qkv):
@@ -112,6 +114,21 @@ def _masked(rows: int, size: int) -> bool:
 
 
 @triton.jit
+def _reciprocal(first, second, half, EPS: tl.constexpr):
+    """What normalises heads, of which both halves are given."""
+    return tl.rsqrt(tl.sum(first * first + second * second, axis=1) / (2 * half) + EPS)[:, None]
+
+
+@triton.jit
+def normalised(first, second, w_first, w_second, half, EPS: tl.constexpr, NARROW: tl.constexpr, WIDE: tl.constexpr):
+    """Both halves of normalised heads, rounded."""
+    reciprocal = _reciprocal(first, second, half, EPS)
+    first = ((first * reciprocal).to(NARROW).to(WIDE) * w_first).to(NARROW).to(WIDE)
+    second = ((second * reciprocal).to(NARROW).to(WIDE) * w_second).to(NARROW).to(WIDE)
+    return first, second
+
+
+@triton.jit
 def _forward_kernel(
     x_ptr, qw_ptr, kw_ptr, cos_ptr, sin_ptr, q_ptr, k_ptr, count, programs, half, x_n, x_h, x_d, qw_d, kw_d,
     cos_n, cos_d, sin_n, sin_d,
@@ -144,7 +161,6 @@ def _turn(
     column = tl.arange(0, COLUMNS)
     within = column < half
     inside = (row < TAKEN) & within[None, :]
-    still = row * 0  # angles are read once a head: laying out one row for all of them would make threads wait
     if NORMED:
         w_first = read(w_ptr + column * w_d, within, MASKED).to(WIDE)[None, :]
         w_second = read(w_ptr + (column + half) * w_d, within, MASKED).to(WIDE)[None, :]
@@ -153,18 +169,14 @@ def _turn(
         at = x_ptr + token * x_n + row * x_h + (column * x_d)[None, :]
         first = read(at, inside, MASKED).to(WIDE)
         second = read(at + half * x_d, inside, MASKED).to(WIDE)
-        cos = read(cos_ptr + token * cos_n + still + (column * cos_d)[None, :], inside, MASKED).to(NARROW).to(WIDE)
-        sin = read(sin_ptr + token * sin_n + still + (column * sin_d)[None, :], inside, MASKED).to(NARROW).to(WIDE)
+        cos = of_angles(cos_ptr + token * cos_n, row, (column * cos_d)[None, :], inside, MASKED, NARROW, WIDE)
+        sin = of_angles(sin_ptr + token * sin_n, row, (column * sin_d)[None, :], inside, MASKED, NARROW, WIDE)
         if NORMED:
-            square = tl.sum(first * first + second * second, axis=1)
-            reciprocal = tl.rsqrt(square / (2 * half) + EPS)[:, None]
-            first = ((first * reciprocal).to(NARROW).to(WIDE) * w_first).to(NARROW).to(WIDE)
-            second = ((second * reciprocal).to(NARROW).to(WIDE) * w_second).to(NARROW).to(WIDE)
-        y_first = (first * cos).to(NARROW).to(WIDE) - (second * sin).to(NARROW).to(WIDE)
-        y_second = (second * cos).to(NARROW).to(WIDE) + (first * sin).to(NARROW).to(WIDE)
+            first, second = normalised(first, second, w_first, w_second, half, EPS, NARROW, WIDE)
+        first, second = turned(first, second, cos, sin, NARROW, WIDE)
         y_at = y_ptr + token * (ALL * 2 * half) + row * (2 * half) + column[None, :]
-        write(y_at, y_first, inside, MASKED)
-        write(y_at + half, y_second, inside, MASKED)
+        write(y_at, first, inside, MASKED)
+        write(y_at + half, second, inside, MASKED)
 
 
 @triton.jit
@@ -211,7 +223,6 @@ def _pull(
     column = tl.arange(0, COLUMNS)
     within = column < half
     inside = (row < TAKEN) & within[None, :]
-    still = row * 0  # angles are read once a head: laying out one row for all of them would make threads wait
     if NORMED:
         w_first = read(w_ptr + column * w_d, within, MASKED).to(WIDE)[None, :]
         w_second = read(w_ptr + (column + half) * w_d, within, MASKED).to(WIDE)[None, :]
@@ -222,16 +233,15 @@ def _pull(
         d_at = d_ptr + token * d_n + row * d_h + (column * d_d)[None, :]
         d_first = read(d_at, inside, MASKED).to(WIDE)
         d_second = read(d_at + half * d_d, inside, MASKED).to(WIDE)
-        cos = read(cos_ptr + token * cos_n + still + (column * cos_d)[None, :], inside, MASKED).to(NARROW).to(WIDE)
-        sin = read(sin_ptr + token * sin_n + still + (column * sin_d)[None, :], inside, MASKED).to(NARROW).to(WIDE)
+        cos = of_angles(cos_ptr + token * cos_n, row, (column * cos_d)[None, :], inside, MASKED, NARROW, WIDE)
+        sin = of_angles(sin_ptr + token * sin_n, row, (column * sin_d)[None, :], inside, MASKED, NARROW, WIDE)
         g_first = d_first * cos + d_second * sin
         g_second = d_second * cos - d_first * sin
         if NORMED:
             at = x_ptr + token * x_n + row * x_h + (column * x_d)[None, :]
             x_first = read(at, inside, MASKED).to(WIDE)
             x_second = read(at + half * x_d, inside, MASKED).to(WIDE)
-            square = tl.sum(x_first * x_first + x_second * x_second, axis=1)
-            reciprocal = tl.rsqrt(square / (2 * half) + EPS)[:, None]
+            reciprocal = _reciprocal(x_first, x_second, half, EPS)
             x_first *= reciprocal
             x_second *= reciprocal
             dw_first += g_first * x_first.to(NARROW).to(WIDE)

@@ -7,6 +7,7 @@ import importlib
 import torch
 
 from areno_fn.kernels.backend import backend, require
+from areno_fn.kernels.norm_rotary import fit_together
 from areno_fn.kernels.norm_rotary_pages import reference
 
 __all__ = ["norm_rotary_pages"]
@@ -46,11 +47,8 @@ def norm_rotary_pages(
     Raises:
         KernelError: the shapes or dtypes do not fit, or there is no kernel for the device.
     """
-    fits = qkv.ndim == 3 and qkv.is_floating_point() and 0 < heads < qkv.shape[1] and (qkv.shape[1] - heads) % 2 == 0
-    fits = fits and qkv.shape[2] > 0 and qkv.shape[2] % 2 == 0
-    fits = fits and cos.shape == sin.shape == (qkv.shape[0], qkv.shape[2] // 2)
     weights = [w for w in (q_weight, k_weight) if w is not None]
-    fits = fits and len(weights) != 1 and all(w.shape == qkv.shape[2:] for w in weights)
+    fits = fit_together(qkv, weights, cos, sin, heads)
     fits = fits and keys.ndim == 4 and keys.shape == values.shape and keys.dtype == values.dtype == qkv.dtype
     fits = fits and keys.shape[2:] == ((qkv.shape[1] - heads) // 2, qkv.shape[2])
     fits = fits and places.dtype == torch.int64 and places.shape == qkv.shape[:1]

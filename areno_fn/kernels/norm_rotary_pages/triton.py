@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 
 from areno_fn.kernels.launch import ROUNDING, on_device_of, warps, wide
-from areno_fn.kernels.norm_rotary.triton import heads_at_once
+from areno_fn.kernels.norm_rotary.triton import heads_at_once, normalised
+from areno_fn.kernels.rotary.triton import of_angles, turned
 
 
 def forward(
@@ -51,6 +52,7 @@ def _kernel(
     H: tl.constexpr, K: tl.constexpr, EPS: tl.constexpr, NORMED: tl.constexpr, WIDE: tl.constexpr,
     TAKEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
+    NARROW: tl.constexpr = q_ptr.dtype.element_ty
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * TAKEN
     row = tl.arange(0, ROWS)[:, None]
@@ -62,40 +64,17 @@ def _kernel(
     place = tl.load(place_ptr + token * place_n)
     page, slot = place // page_size, place % page_size
     if head < H + K:
-        still = row * 0  # read once a head: laying out one row for all of them would make threads wait
-        cos_at = cos_ptr + token * cos_n + still + (column * cos_d)[None, :]
-        sin_at = sin_ptr + token * sin_n + still + (column * sin_d)[None, :]
+        cos = of_angles(cos_ptr + token * cos_n, row, (column * cos_d)[None, :], inside, True, NARROW, WIDE)
+        sin = of_angles(sin_ptr + token * sin_n, row, (column * sin_d)[None, :], inside, True, NARROW, WIDE)
         if head < H:
-            first, second = _turned(
-                first,
-                second,
-                qw_ptr + still + (column * qw_d)[None, :],
-                half * qw_d,
-                cos_at,
-                sin_at,
-                inside,
-                half,
-                EPS,
-                NORMED,
-                WIDE,
-            )
+            w_at = qw_ptr + row * 0 + (column * qw_d)[None, :]
+            first, second = _head(first, second, w_at, half * qw_d, cos, sin, inside, half, EPS, NORMED, WIDE)
             at = q_ptr + (token * H + head + row) * (2 * half) + column[None, :]
             tl.store(at, first, mask=inside)
             tl.store(at + half, second, mask=inside)
         else:
-            first, second = _turned(
-                first,
-                second,
-                kw_ptr + still + (column * kw_d)[None, :],
-                half * kw_d,
-                cos_at,
-                sin_at,
-                inside,
-                half,
-                EPS,
-                NORMED,
-                WIDE,
-            )
+            w_at = kw_ptr + row * 0 + (column * kw_d)[None, :]
+            first, second = _head(first, second, w_at, half * kw_d, cos, sin, inside, half, EPS, NORMED, WIDE)
             at = keys_ptr + page * keys_p + slot * keys_s + (head - H + row) * keys_h + (column * keys_d)[None, :]
             tl.store(at, first, mask=inside)
             tl.store(at + half * keys_d, second, mask=inside)
@@ -107,22 +86,16 @@ def _kernel(
 
 
 @triton.jit
-def _turned(
-    first, second, w_at, w_half, cos_at, sin_at, inside, half, EPS: tl.constexpr, NORMED: tl.constexpr, WIDE: tl.constexpr
+def _head(
+    first, second, w_at, w_half, cos, sin, inside, half, EPS: tl.constexpr, NORMED: tl.constexpr, WIDE: tl.constexpr
 ):  # fmt: skip
     """Both halves of normalised and rotated heads."""
     NARROW: tl.constexpr = first.dtype
     first = first.to(WIDE)
     second = second.to(WIDE)
-    cos = tl.load(cos_at, mask=inside, other=0.0).to(NARROW).to(WIDE)
-    sin = tl.load(sin_at, mask=inside, other=0.0).to(NARROW).to(WIDE)
     if NORMED:
         w_first = tl.load(w_at, mask=inside, other=0.0).to(WIDE)
         w_second = tl.load(w_at + w_half, mask=inside, other=0.0).to(WIDE)
-        square = tl.sum(first * first + second * second, axis=1)
-        reciprocal = tl.rsqrt(square / (2 * half) + EPS)[:, None]
-        first = ((first * reciprocal).to(NARROW).to(WIDE) * w_first).to(NARROW).to(WIDE)
-        second = ((second * reciprocal).to(NARROW).to(WIDE) * w_second).to(NARROW).to(WIDE)
-    y_first = (first * cos).to(NARROW).to(WIDE) - (second * sin).to(NARROW).to(WIDE)
-    y_second = (second * cos).to(NARROW).to(WIDE) + (first * sin).to(NARROW).to(WIDE)
-    return y_first.to(NARROW), y_second.to(NARROW)
+        first, second = normalised(first, second, w_first, w_second, half, EPS, NARROW, WIDE)
+    first, second = turned(first, second, cos, sin, NARROW, WIDE)
+    return first.to(NARROW), second.to(NARROW)

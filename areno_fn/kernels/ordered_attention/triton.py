@@ -14,8 +14,9 @@ import triton.language as tl
 
 from areno_fn.kernels.attention.fused import dense
 from areno_fn.kernels.attention.layout import PackedLayout
+from areno_fn.kernels.attention.triton import absorb
 from areno_fn.kernels.backend import require
-from areno_fn.kernels.launch import ROUNDING, on_device_of
+from areno_fn.kernels.launch import ROUNDING, exact, on_device_of
 
 PLACES = 64
 """Keys of a block."""
@@ -49,7 +50,7 @@ def packed(
             _packed_kernel[(triton.cdiv(longest, QUERIES), heads, documents)](
                 q, k, v, out, sums, q if edges is None else edges, longest, scale, size, by_head, by_token,
                 *q.stride(), *k.stride(), *v.stride(), GROUP=heads // k.shape[1], EQUAL=edges is None,
-                QUERIES=QUERIES, PLACES=PLACES, COLUMNS=_columns(size), EVEN=size == _columns(size), NARROW=q.is_cuda,
+                QUERIES=QUERIES, PLACES=PLACES, COLUMNS=_columns(size), EVEN=size == _columns(size), EXACT=exact(q),
                 LAST=LAST, num_warps=WARPS, num_stages=STAGES, **ROUNDING,
             )  # fmt: skip
     return out, sums
@@ -76,7 +77,7 @@ def over_pages(
                 q, keys, values, table, lengths, out, scale, keys.shape[1], size, *q.stride(), *keys.stride(),
                 *values.stride(), *table.stride(), lengths.stride(0), GROUP=group,
                 ROWS=max(rows, triton.next_power_of_2(group)), PLACES=PLACES, COLUMNS=_columns(size),
-                EVEN=size == _columns(size), NARROW=q.is_cuda, num_warps=warps, num_stages=stages, **ROUNDING,
+                EVEN=size == _columns(size), EXACT=exact(q), num_warps=warps, num_stages=stages, **ROUNDING,
             )  # fmt: skip
     return out
 
@@ -103,12 +104,7 @@ def _absorb(q, k, v, seen, factor, peak, total, mixed, MASKED: tl.constexpr, EXA
     score = tl.dot(q.to(EXACT), tl.trans(k.to(EXACT)), input_precision="ieee") * factor
     if MASKED:
         score = tl.where(seen, score, -float("inf"))
-    larger = tl.maximum(peak, tl.max(score, axis=1))
-    weight = tl.exp2(score - larger[:, None])
-    shrink = tl.exp2(peak - larger)
-    total = total * shrink + tl.sum(weight, axis=1)
-    mixed = tl.dot(weight.to(v.dtype).to(EXACT), v.to(EXACT), mixed * shrink[:, None], input_precision="ieee")
-    return larger, total, mixed
+    return absorb(score, v, peak, total, mixed, True, v.dtype, EXACT)
 
 
 @triton.jit(do_not_specialize=["longest"])
@@ -116,7 +112,7 @@ def _packed_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, sums_ptr, edges_ptr, longest, scale, D, sums_h, sums_n,
     q_n, q_h, q_d, k_n, k_h, k_d, v_n, v_h, v_d,
     GROUP: tl.constexpr, EQUAL: tl.constexpr, QUERIES: tl.constexpr, PLACES: tl.constexpr, COLUMNS: tl.constexpr,
-    EVEN: tl.constexpr, NARROW: tl.constexpr, LAST: tl.constexpr,
+    EVEN: tl.constexpr, EXACT: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
     document = tl.program_id(2).to(tl.int64)
     head = tl.program_id(1).to(tl.int64)
@@ -141,7 +137,6 @@ def _packed_kernel(
         v_ptr += start * v_n + head // GROUP * v_h
         k_in = place[:, None] * k_n + column[None, :] * k_d
         v_in = place[:, None] * v_n + column[None, :] * v_d
-        EXACT: tl.constexpr = q_ptr.dtype.element_ty if NARROW else tl.float32
         factor = scale * _LOG2E
         peak = tl.full([QUERIES], -float("inf"), dtype=tl.float32)
         total = tl.zeros([QUERIES], dtype=tl.float32)
@@ -180,7 +175,7 @@ def _pages_kernel(
     q_ptr, k_ptr, v_ptr, table_ptr, length_ptr, out_ptr, scale, page_size, D,
     q_b, q_h, q_d, k_p, k_s, k_h, k_d, v_p, v_s, v_h, v_d, table_b, table_w, length_b,
     GROUP: tl.constexpr, ROWS: tl.constexpr, PLACES: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr,
-    NARROW: tl.constexpr,
+    EXACT: tl.constexpr,
 ):  # fmt: skip
     kv_head = tl.program_id(0).to(tl.int64)
     row = tl.program_id(1).to(tl.int64)
@@ -191,7 +186,6 @@ def _pages_kernel(
     there = (head < GROUP)[:, None] & within[None, :]
     q_at = row * q_b + (kv_head * GROUP + head)[:, None] * q_h + column[None, :] * q_d
     q = tl.load(q_ptr + q_at, mask=there, other=0.0)
-    EXACT: tl.constexpr = q_ptr.dtype.element_ty if NARROW else tl.float32
     factor = scale * _LOG2E
     peak = tl.full([ROWS], -float("inf"), dtype=tl.float32)
     total = tl.zeros([ROWS], dtype=tl.float32)

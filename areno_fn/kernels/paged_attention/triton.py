@@ -12,8 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
+from areno_fn.kernels.attention.triton import absorb
 from areno_fn.kernels.backend import require
-from areno_fn.kernels.launch import ROUNDING, on_device_of, tanh
+from areno_fn.kernels.launch import ROUNDING, exact, on_device_of, tanh
 
 PROGRAMS = 1024
 """Programs that keep the largest chip busy."""
@@ -56,7 +57,7 @@ def forward(
             soft_cap * _LOG2_E, size,
             *q.stride(), *_outer(keys), *_outer(values), *table.stride(), lengths.stride(0), parts,
             K_S=keys.stride(1), V_S=values.stride(1), GROUP=group, HEADS=rows, COLUMNS=columns, PLACES=PLACES,
-            PAGE=page_size, WHOLE=parts == 1, CAPPED=soft_cap > 0, WITHIN=window == 0 and page_size % PLACES == 0, NARROW=q.is_cuda,
+            PAGE=page_size, WHOLE=parts == 1, CAPPED=soft_cap > 0, WITHIN=window == 0 and page_size % PLACES == 0, EXACT=exact(q),
             num_warps=warps, num_stages=STAGES, enable_fp_fusion=True,
         )  # fmt: skip
         if parts > 1:
@@ -107,7 +108,7 @@ def _part_kernel(
     q_ptr, k_ptr, v_ptr, table_ptr, length_ptr, out_ptr, partial_ptr, peak_ptr, total_ptr, scale, window, cap, D,
     q_b, q_h, q_d, k_p, k_h, k_d, v_p, v_h, v_d, table_b, table_w, length_b, parts, K_S: tl.constexpr, V_S: tl.constexpr,
     GROUP: tl.constexpr, HEADS: tl.constexpr, COLUMNS: tl.constexpr, PLACES: tl.constexpr, PAGE: tl.constexpr, WHOLE: tl.constexpr,
-    CAPPED: tl.constexpr, WITHIN: tl.constexpr, NARROW: tl.constexpr,
+    CAPPED: tl.constexpr, WITHIN: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     kv_head = tl.program_id(0).to(tl.int64)
     row = tl.program_id(1).to(tl.int64)
@@ -125,8 +126,6 @@ def _part_kernel(
     some = is_head[:, None] & is_column[None, :]
     q_at = row * q_b + (kv_head * GROUP + head)[:, None] * q_h + column[None, :] * q_d
     q = tl.load(q_ptr + q_at, mask=some, other=0.0)
-    # the interpreter would multiply the bits of bfloat16 as if they were integers
-    EXACT: tl.constexpr = q_ptr.dtype.element_ty if NARROW else tl.float32
     peak = tl.full([HEADS], -float("inf"), dtype=tl.float32)
     total = tl.zeros([HEADS], dtype=tl.float32)
     mixed = tl.zeros([HEADS, COLUMNS], dtype=tl.float32)
@@ -146,14 +145,9 @@ def _part_kernel(
         if CAPPED:
             score = cap * tanh(score / cap)
         score = tl.where(inside[None, :], score, -float("inf"))
-        larger = tl.maximum(peak, tl.max(score, axis=1))
-        weight = tl.exp2(score - larger[:, None])
-        shrink = tl.exp2(peak - larger)
         v_at = v_ptr + page * v_p + kv_head * v_h + (within * V_S)[:, None] + column[None, :] * v_d
         v = tl.load(v_at, mask=seen, other=0.0)
-        total = total * shrink + tl.sum(weight, axis=1)
-        mixed = mixed * shrink[:, None] + tl.dot(weight.to(v.dtype).to(EXACT), v.to(EXACT), input_precision="ieee")
-        peak = larger
+        peak, total, mixed = absorb(score, v, peak, total, mixed, True, v.dtype, EXACT)
     out_head = kv_head * GROUP + head
     heads = tl.num_programs(0) * GROUP
     line = row * heads + out_head

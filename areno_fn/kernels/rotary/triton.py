@@ -38,6 +38,20 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: 
 
 
 @triton.jit
+def of_angles(ptr, head, at, inside, MASKED: tl.constexpr, NARROW: tl.constexpr, WIDE: tl.constexpr):
+    """Cosines or sines, read once a head: laying out one row for all of them would make threads wait."""
+    return read(ptr + head * 0 + at, inside, MASKED).to(NARROW).to(WIDE)
+
+
+@triton.jit
+def turned(first, second, cos, sin, NARROW: tl.constexpr, WIDE: tl.constexpr):
+    """Pairs turned by angles, products rounded."""
+    y_first = (first * cos).to(NARROW).to(WIDE) - (second * sin).to(NARROW).to(WIDE)
+    y_second = (second * cos).to(NARROW).to(WIDE) + (first * sin).to(NARROW).to(WIDE)
+    return y_first, y_second
+
+
+@triton.jit
 def _rotate_kernel(
     x_ptr, cos_ptr, sin_ptr, y_ptr, heads, half, size, x_n, x_h, x_d, cos_n, cos_d, sin_n, sin_d,
     BACKWARDS: tl.constexpr, INTERLEAVED: tl.constexpr, MASKED: tl.constexpr, WIDE: tl.constexpr,
@@ -48,9 +62,8 @@ def _rotate_kernel(
     head = (tl.program_id(1) * ROWS + tl.arange(0, ROWS))[:, None]
     column = tl.arange(0, COLUMNS)[None, :]
     inside = (head < heads) & (column < half)
-    # angles are read once a head: laying out one row for all of them would make threads wait
-    cos = read(cos_ptr + position * cos_n + head * 0 + column * cos_d, inside, MASKED).to(NARROW).to(WIDE)
-    sin = read(sin_ptr + position * sin_n + head * 0 + column * sin_d, inside, MASKED).to(NARROW).to(WIDE)
+    cos = of_angles(cos_ptr + position * cos_n, head, column * cos_d, inside, MASKED, NARROW, WIDE)
+    sin = of_angles(sin_ptr + position * sin_n, head, column * sin_d, inside, MASKED, NARROW, WIDE)
     if BACKWARDS:
         sin = -sin
     x_ptr += position * x_n
@@ -65,8 +78,7 @@ def _rotate_kernel(
     else:
         first = read(x_at + column.to(tl.int64) * x_d, inside, MASKED).to(WIDE)
         second = read(x_at + (column + half).to(tl.int64) * x_d, inside, MASKED).to(WIDE)
-    y_first = (first * cos).to(NARROW).to(WIDE) - (second * sin).to(NARROW).to(WIDE)
-    y_second = (second * cos).to(NARROW).to(WIDE) + (first * sin).to(NARROW).to(WIDE)
+    y_first, y_second = turned(first, second, cos, sin, NARROW, WIDE)
     if INTERLEAVED:
         y = tl.reshape(tl.join(y_first, y_second), [ROWS, 2 * COLUMNS])
         write(y_at + both, y, within, MASKED)

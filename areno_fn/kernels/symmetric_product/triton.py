@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from areno_fn.kernels.launch import on_device_of, wide
+from areno_fn.kernels.launch import exact, on_device_of, wide
 
 _LEAST = 16  # what a product on tensor cores takes
 
@@ -34,7 +34,7 @@ def product(a: torch.Tensor, c: torch.Tensor | None, alpha: float, beta: float) 
     with on_device_of(a):
         _product_kernel[(many * (many + 1) // 2, a.shape[0])](
             a, rest, out, size, width, alpha, beta, *a.stride(), *rest.stride(), ADDED=c is not None, WIDE=wide(a),
-            NARROW=a.is_cuda, EDGE=edge, STEP=step, num_warps=warps, num_stages=stages, enable_fp_fusion=True,
+            EXACT=exact(a), EDGE=edge, STEP=step, num_warps=warps, num_stages=stages, enable_fp_fusion=True,
         )  # fmt: skip
     return out
 
@@ -42,10 +42,8 @@ def product(a: torch.Tensor, c: torch.Tensor | None, alpha: float, beta: float) 
 @triton.jit
 def _product_kernel(
     a_ptr, c_ptr, out_ptr, size, width, alpha, beta, a_b, a_e, a_d, c_b, c_e, c_d,
-    ADDED: tl.constexpr, WIDE: tl.constexpr, NARROW: tl.constexpr, EDGE: tl.constexpr, STEP: tl.constexpr,
+    ADDED: tl.constexpr, WIDE: tl.constexpr, EXACT: tl.constexpr, EDGE: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    # the interpreter would multiply the bits of bfloat16 as if they were integers
-    EXACT: tl.constexpr = a_ptr.dtype.element_ty if NARROW else WIDE
     tile = tl.program_id(0)
     # tiles are counted row by row: row i begins at i (i + 1) / 2; a root that is off by a rounding is put right
     i = ((tl.sqrt(8.0 * tile.to(tl.float32) + 1.0) - 1.0) * 0.5).to(tl.int32)
