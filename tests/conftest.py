@@ -46,12 +46,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `gpu` need a CUDA device."""
-    if torch.cuda.is_available():
-        return
+    """Tests marked `gpu` need a CUDA device, and those marked `interpreted` Triton's interpreter."""
     for item in items:
-        if item.get_closest_marker("gpu"):
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        if item.get_closest_marker("interpreted") and os.environ.get("TRITON_INTERPRET") != "1":
+            item.add_marker(
+                pytest.mark.skip(reason="Triton's interpreter is off: tests/gpu holds the same laws on a GPU")
+            )
 
 
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:

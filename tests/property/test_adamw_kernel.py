@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -13,18 +11,15 @@ from areno_fn.contracts.errors import KernelError
 from areno_fn.kernels.adamw import Factors, Updated, adamw_update, adamw_update_in_place
 from areno_fn.kernels.backend import BACKENDS
 
-MODES = ["reference", "triton"]
 BETAS, EPS, RATE, CLIP = (0.9, 0.95), 1e-8, 3e-3, 0.25
 SHAPES = st.lists(
     st.sampled_from([(), (1,), (3, 5), (4096,), (4097,), (0,), (2, 3, 700), (40_000,)]), min_size=1, max_size=5
 )
 
 
-@pytest.fixture(params=MODES)
+@pytest.fixture(params=["reference", pytest.param("triton", marks=pytest.mark.interpreted)])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The implementation that runs on the CPU."""
-    if request.param == "triton" and os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("Triton's interpreter is off: this runs in tests/gpu on the GPU")
     monkeypatch.setitem(BACKENDS, "cpu", request.param)
     return "cpu"
 

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -56,34 +56,6 @@ KERNELS = [
 ]
 TRACED = [kernel for kernel in KERNELS if kernel.name != "linear_token_loss"]
 """A function that is an argument has no place in a graph."""
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-MODES = [
-    "reference",
-    pytest.param(
-        "triton",
-        marks=[
-            pytest.mark.skipif(
-                not INTERPRETED, reason="Triton's interpreter is off: these laws run in tests/gpu on the GPU"
-            ),
-            # numpy warns of the infinities that masked elements of a tile are meant to have
-            pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning"),
-        ],
-    ),
-]
-
-
-@pytest.fixture(params=MODES)
-def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The implementation that runs on CPU tensors; memory that it does not write to holds NaN."""
-    monkeypatch.setitem(BACKENDS, "cpu", request.param)
-    empty, empty_like = torch.empty, torch.empty_like
-    monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: poisoned(empty(*args, **kwargs)))
-    monkeypatch.setattr(torch, "empty_like", lambda *args, **kwargs: poisoned(empty_like(*args, **kwargs)))
-    yield request.param
-
-
-def poisoned(x: torch.Tensor) -> torch.Tensor:
-    return x.fill_(torch.nan) if x.is_floating_point() else x.fill_(torch.iinfo(x.dtype).max)
 
 
 def called(kernel: Cases) -> str:
@@ -370,7 +342,7 @@ def test_a_target_outside_the_vocabulary_is_an_error_or_nan() -> None:
         token_logp(torch.ones(1, 3), torch.tensor([3]))
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="Triton's interpreter is off: this runs in tests/gpu on the GPU")
+@pytest.mark.interpreted
 @pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
 @pytest.mark.parametrize("target", [3, -1, -100])
 def test_a_target_outside_the_vocabulary_is_nan_in_triton(target: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -414,7 +386,7 @@ def test_the_weights_gradient_of_rms_norm_covers_every_row_once(mode: str, rows:
     torch.testing.assert_close(gradient, torch.tensor([1000.0 * rows + 1]))
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="Triton's interpreter is off: this runs in tests/gpu on the GPU")
+@pytest.mark.interpreted
 def test_a_row_too_wide_for_the_registers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BACKENDS, "cpu", "triton")
     with pytest.raises(

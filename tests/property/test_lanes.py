@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,20 +10,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from areno_fn.contracts.errors import KernelError
-from areno_fn.kernels.backend import BACKENDS
 from areno_fn.kernels.lanes import Book, next_places, record
 
-INTERPRETED = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton's interpreter is off")
 HEALTH = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.differing_executors]
 ROWS, COLUMNS, VOCAB = 6, 4, 9
 
 
-@pytest.fixture(params=["reference", pytest.param("triton", marks=INTERPRETED)])
-def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The implementation that runs on CPU tensors."""
-    monkeypatch.setitem(BACKENDS, "cpu", request.param)
+@pytest.fixture(autouse=True)
+def few_lanes_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("areno_fn.kernels.lanes.triton.LANES", 4)
-    yield request.param
 
 
 def some_book(source: torch.Generator, with_kept: bool) -> Book:

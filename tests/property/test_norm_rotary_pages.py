@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 from areno_fn.contracts.errors import KernelError
-from areno_fn.kernels.backend import BACKENDS
 from areno_fn.kernels.norm_rotary_pages import norm_rotary_pages
 
-INTERPRETED = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton's interpreter is off")
 EPS = 1e-6
-
-
-@pytest.fixture(params=["reference", pytest.param("triton", marks=INTERPRETED)])
-def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The implementation that runs on CPU tensors; memory that it does not write to holds NaN."""
-    monkeypatch.setitem(BACKENDS, "cpu", request.param)
-    empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: empty(*args, **kwargs).fill_(torch.nan))
-    yield request.param
 
 
 def formula(x: torch.Tensor, weight: torch.Tensor | None, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,6 @@ Triton runs in its interpreter here, with inputs of float32; tests/gpu holds the
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -20,22 +19,7 @@ from areno_fn.kernels.attention import PackedLayout, packed_attention, packed_la
 from areno_fn.kernels.backend import BACKENDS
 from areno_fn.kernels.ordered_attention import over_pages, packed
 
-INTERPRETED = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton's interpreter is off")
-MODES = ["reference", pytest.param("triton", marks=INTERPRETED)]
 pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
-
-
-@pytest.fixture(params=MODES)
-def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The implementation that runs on CPU tensors; memory that it does not write to holds NaN."""
-    monkeypatch.setitem(BACKENDS, "cpu", request.param)
-    empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: _poisoned(empty(*args, **kwargs)))
-    return str(request.param)
-
-
-def _poisoned(x: torch.Tensor) -> torch.Tensor:
-    return x.fill_(torch.nan) if x.is_floating_point() else x
 
 
 class Documents(NamedTuple):
@@ -104,7 +88,7 @@ def test_documents_and_pages_are_the_formula(mode: str) -> None:
     fits()
 
 
-@INTERPRETED
+@pytest.mark.interpreted
 def test_a_query_has_one_result_in_documents_of_any_company_and_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Alone and packed, read at once and one by one, in rows of either order."""
     monkeypatch.setitem(BACKENDS, "cpu", "triton")
@@ -125,7 +109,7 @@ def test_a_query_has_one_result_in_documents_of_any_company_and_in_pages(monkeyp
         assert torch.equal(over_pages(q, made.keys, made.values, table, few, 0.3).flip(0), got)
 
 
-@INTERPRETED
+@pytest.mark.interpreted
 def test_what_is_kept_for_the_backward_is_the_logarithm_of_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     from areno_fn.kernels.ordered_attention import triton
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -13,35 +10,7 @@ from areno_fn import tree
 from areno_fn.contracts.errors import KernelError
 from areno_fn.kernels.attention import equal_documents, packed_attention, packed_layout
 from areno_fn.kernels.attention.cases import CASES, build
-from areno_fn.kernels.backend import BACKENDS
 from areno_fn.kernels.law import Case, against_oracle, cotangents_of, moving_tensors, pulled
-
-MODES = [
-    "reference",
-    pytest.param(
-        "triton",
-        marks=[
-            pytest.mark.skipif(
-                os.environ.get("TRITON_INTERPRET") != "1",
-                reason="Triton's interpreter is off: these laws run in tests/gpu on the GPU",
-            ),
-            pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning"),
-        ],
-    ),
-]
-
-
-@pytest.fixture(params=MODES)
-def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The implementation that runs on CPU tensors; memory that it does not write to holds NaN."""
-    monkeypatch.setitem(BACKENDS, "cpu", request.param)
-    empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: _poisoned(empty(*args, **kwargs)))
-    yield request.param
-
-
-def _poisoned(x: torch.Tensor) -> torch.Tensor:
-    return x.fill_(torch.nan) if x.is_floating_point() else x
 
 
 def _fits(case: Case) -> None:

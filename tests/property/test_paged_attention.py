@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
 from areno_fn.contracts.errors import KernelError
-from areno_fn.kernels.backend import BACKENDS
 from areno_fn.kernels.law import Case
 from areno_fn.kernels.paged_attention import cases, paged_attention, write_pages
-
-INTERPRETED = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton's interpreter is off")
-MODES = ["reference", pytest.param("triton", marks=INTERPRETED)]
-pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
-
-
-@pytest.fixture(params=MODES)
-def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The implementation that runs on CPU tensors; memory that it does not write to holds NaN."""
-    monkeypatch.setitem(BACKENDS, "cpu", request.param)
-    empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: empty(*args, **kwargs).fill_(torch.nan))
-    yield request.param
 
 
 def fits(case: Case) -> None:

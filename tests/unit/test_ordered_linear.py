@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import pytest
@@ -15,7 +14,7 @@ from areno_fn.kernels.ordered_linear import ordered_linear
 from areno_fn.testing import laws
 
 pytestmark = [
-    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton's interpreter is off"),
+    pytest.mark.interpreted,
     pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning"),
 ]
 
