@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import math
 
+import attrs
 import torch
 from hypothesis import strategies as st
 
 from areno_fn.kernels.gated_gelu import gated_gelu
-from areno_fn.kernels.gated_silu.cases import backward_floor, forward_floor
+from areno_fn.kernels.gated_silu import cases as gated_silu
 from areno_fn.kernels.law import Arguments, Case, Cases, coarser, size_of
 
 
 def build(case: Case, device: torch.device | str) -> Arguments:
     """The two halves, gate_up [A, B, 2 I]."""
-    a, b, size = case.sizes
-    gate_up = case.normal("gate_up", a, b, 2 * size, device=device) * case.magnitude
-    return Arguments(
-        positional=(case.lay(gate_up),), moving=(0,), keywords={"approximate": case.variant == "approximate"}
-    )
+    return attrs.evolve(gated_silu.build(case, device), keywords={"approximate": case.variant == "approximate"})
 
 
 def oracle(gate_up: torch.Tensor, *, approximate: bool) -> torch.Tensor:
@@ -61,6 +58,6 @@ CASES = Cases(
     ),
     tolerance=coarser,
     noise=noise,
-    forward_floor=forward_floor,
-    backward_floor=backward_floor,
+    forward_floor=gated_silu.forward_floor,
+    backward_floor=gated_silu.backward_floor,
 )

@@ -101,7 +101,7 @@ def backward(
             logits = _logits(hidden, part, scratch)
             pull(logits, dlogp, dentropy, targets, entropy, peak, log_sum, scale, first)
             torch.mm(logits.t(), hidden, out=dweight[first : first + columns])
-            _add_product(dhidden, logits, part)
+            put_product(dhidden, logits, part, more=True)
     return dhidden.to(hidden.dtype), dweight
 
 
@@ -115,14 +115,16 @@ def _logits(hidden: torch.Tensor, part: torch.Tensor, scratch: torch.Tensor) -> 
     return torch.mm(hidden, part.t(), out=logits)
 
 
-def _add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
-    """Adds the product of two matrices to a wider one, without rounding it first where cuBLAS can do that."""
-    if a.dtype == total.dtype:
-        total.addmm_(a, b)
-    elif a.is_cuda:
-        torch.ops.aten.addmm.dtype_out(total, a, b, total.dtype, out=total)
+def put_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, more: bool) -> None:
+    """Writes the product of two matrices to a wider one, or adds it, without rounding it first where cuBLAS can do that."""
+    if a.dtype != total.dtype and a.is_cuda:
+        if more:
+            torch.ops.aten.addmm.dtype_out(total, a, b, total.dtype, out=total)
+        else:
+            torch.ops.aten.mm.dtype_out(a, b, total.dtype, out=total)
     else:
-        total.addmm_(a.to(total.dtype), b.to(total.dtype))
+        a, b = a.to(total.dtype), b.to(total.dtype)
+        torch.addmm(total, a, b, beta=1 if more else 0, out=total)
 
 
 @triton.jit

@@ -12,11 +12,9 @@ import triton
 import triton.language as tl
 
 from areno_fn.kernels.launch import ROUNDING, Steps, on_device_of, resident, tile, warps, wide
-from areno_fn.kernels.linear_token_logp.triton import measure, pull
+from areno_fn.kernels.linear_token_logp.triton import ABSENT, measure, pull, put_product
 from areno_fn.kernels.linear_token_loss.scored import Linear, Scored, Slope, both, pulled
 
-ABSENT = -1e30
-"""A logit that no model has, and whose distance from any other is finite."""
 BASE = 1.4426950408889634
 """What makes powers of 2 of exponentials: those are one instruction."""
 EVEN = 64
@@ -95,18 +93,6 @@ def product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tenso
     if not a.is_cuda:
         return a.to(dtype) @ b.to(dtype)
     return torch.mm(a, b, out_dtype=dtype)
-
-
-def put_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, more: bool) -> None:
-    """Writes the product of two matrices to a wider one, or adds it, without rounding it first where cuBLAS can do that."""
-    if a.dtype != total.dtype and a.is_cuda:
-        if more:
-            torch.ops.aten.addmm.dtype_out(total, a, b, total.dtype, out=total)
-        else:
-            torch.ops.aten.mm.dtype_out(a, b, total.dtype, out=total)
-    else:
-        a, b = a.to(total.dtype), b.to(total.dtype)
-        torch.addmm(total, a, b, beta=1 if more else 0, out=total)
 
 
 def scaled(x: torch.Tensor, factor: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
