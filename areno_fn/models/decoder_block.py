@@ -19,6 +19,7 @@ from areno_fn.kernels import add_rms_norm, gated_silu, norm_rotary
 from areno_fn.kernels.attention import PackedLayout, fused
 from areno_fn.kernels.consistency import ORDINARY, Primitives
 from areno_fn.kernels.linear import linear_into_input, linear_into_weights
+from areno_fn.kernels.rms_norm import rms_norm
 from areno_fn.models.decoder import DecoderConfig, Layer
 
 
@@ -122,8 +123,8 @@ def _forward(
     normal: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
-) -> tuple[torch.Tensor, _Kept]:
-    """The second summand of the result, and what is kept, of the stream and its normalised rows."""
+) -> _Kept:
+    """What is kept, of the stream and its normalised rows; `_result` is a product away."""
     config, layout, by = structure.config, structure.layout, structure.by
     eps = config.rms_norm_eps
     qkv = by.linear(normal, layer.qkv, layer.qkv_bias).unflatten(-1, (-1, config.head_dim))
@@ -132,8 +133,12 @@ def _forward(
     added = by.linear(attended[0].flatten(-2), layer.o, layer.o_bias)
     second, normal = add_rms_norm.forward(added, first, layer.mlp_norm, eps)
     gate_up = by.linear(normal, layer.gate_up, layer.gate_up_bias)
-    change = by.linear(gated_silu.forward(gate_up), layer.down, layer.down_bias)
-    return change, _Kept(first, second, qkv, q, k, gate_up, attended)
+    return _Kept(first, second, qkv, q, k, gate_up, attended)
+
+
+def _result(structure: _Structure, layer: Layer, kept: _Kept) -> torch.Tensor:
+    """The second summand of the result, which no backward pass needs."""
+    return structure.by.linear(gated_silu.forward(kept.gate_up), layer.down, layer.down_bias)
 
 
 def _backward(
@@ -205,8 +210,8 @@ def _whole_forward(
 ) -> tuple[torch.Tensor, ...]:
     layer = pytree.tree_unflatten(leaves, structure.spec)
     first, normal = add_rms_norm.forward(change, stream, layer.attn_norm, structure.config.rms_norm_eps)
-    result, kept = _forward(structure, layer, first, normal, cos, sin)
-    return kept.second, result, first, kept.qkv, kept.q, kept.k, kept.gate_up, *kept.attended
+    kept = _forward(structure, layer, first, normal, cos, sin)
+    return kept.second, _result(structure, layer, kept), first, kept.qkv, kept.q, kept.k, kept.gate_up, *kept.attended
 
 
 def _whole_pull(cotangents: tuple[Any, ...], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -224,12 +229,11 @@ def _light_forward(*args: Any) -> tuple[torch.Tensor, ...]:
 
 def _light_pull(cotangents: tuple[Any, ...], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
     structure, _, _, cos, sin, *leaves = inputs
-    first, config = outputs[2], structure.config
+    first, eps = outputs[2], structure.config.rms_norm_eps
     layer = pytree.tree_unflatten(leaves, structure.spec)
 
     def kept() -> _Kept:
-        normal = add_rms_norm.forward(first, torch.zeros_like(first), layer.attn_norm, config.rms_norm_eps)[1]
-        return _forward(structure, layer, first, normal, cos, sin)[1]
+        return _forward(structure, layer, first, rms_norm(first, layer.attn_norm, eps), cos, sin)
 
     dpair, found = _backward(structure, layer, kept(), cotangents, cos, sin)
     return None, dpair, dpair, None, None, *found
