@@ -316,30 +316,41 @@ def _gated(rates: tuple[float, float], until: float) -> None:
 
 
 def _attention(rates: tuple[float, float], until: float) -> None:
-    forward = [(128, 64, 8, 2), (128, 64, 4, 2), (64, 64, 4, 3), (128, 128, 8, 2)]
-    backward = [(64, 64, 8, 2), (128, 64, 8, 2), (64, 128, 8, 2), (64, 32, 4, 2), (64, 64, 4, 1)]
-    _attention_blocks(0, forward, backward, rates, until)
+    forward = [(64, 64, 4, 3), (128, 64, 8, 2), (128, 64, 8, 3), (128, 128, 8, 2), (64, 128, 4, 2), (64, 32, 4, 3)]
+    queries = [(64, 64, 4, 3), (128, 64, 8, 2), (64, 32, 4, 3), (128, 128, 8, 1)]
+    keys = [(32, 64, 4, 3), (32, 128, 8, 2), (64, 64, 4, 2), (64, 128, 8, 2)]
+    _attention_blocks(0, forward, queries, [(*k, False) for k in keys] + [(64, 64, 4, 2, True)], rates, until)
 
 
 def _attention_wide(rates: tuple[float, float], until: float) -> None:
-    forward = [(64, 32, 4, 2), (128, 64, 8, 2), (128, 32, 8, 2)]
-    backward = [(32, 64, 4, 1), (64, 32, 8, 1), (64, 64, 8, 1)]
-    _attention_blocks(2, forward, backward, rates, until)
+    forward = [(64, 32, 4, 2), (64, 32, 4, 3), (128, 32, 8, 2), (128, 64, 8, 2), (64, 64, 4, 1)]
+    queries = [(64, 32, 4, 2), (64, 32, 4, 1), (128, 16, 8, 2), (64, 32, 8, 2)]
+    keys = [(32, 64, 8, 2, False), (16, 64, 8, 2, False), (32, 64, 4, 1, True), (32, 128, 8, 2, True)]
+    _attention_blocks(2, forward, queries, keys, rates, until)
 
 
 def _attention_blocks(
     which: int,
     forward: list[tuple[int, ...]],
-    backward: list[tuple[int, ...]],
+    queries: list[tuple[int, ...]],
+    keys: list[tuple[Any, ...]],
     rates: tuple[float, float],
     until: float,
 ) -> None:
     module = importlib.import_module("areno_fn.kernels.attention.triton")
+    back = importlib.import_module("areno_fn.kernels.attention.pull")
     cases: Cases = importlib.import_module("areno_fn.kernels.attention.cases").CASES
-    for side, choices in (("forward", forward), ("backward", backward)):
-        variants = [_Variant("as it is", module, {})]
-        variants += [_Variant(str(c), module, {f"{side}_blocks": lambda *a, c=c: module.Blocks(*c)}) for c in choices]
-        _measure(cases, cases.hot[which], variants, rates, until, side)
+    first = [_Variant("as it is", module, {}), _Variant("largest scores taken off", module, {"_BOUNDED": 0.0})]
+    first += [_Variant(str(c), module, {"forward_blocks": lambda *_, c=c: module.Blocks(*c)}) for c in forward]
+    second = [_Variant("as it is", back, {})]
+    second += [_Variant(f"queries {c}", back, {"queries_blocks": lambda *_, c=c: module.Blocks(*c)}) for c in queries]
+    second += [
+        _Variant(f"keys {c}", back, {"keys_blocks": lambda *_, c=c: back.KeyBlocks(module.Blocks(*c[:4]), c[4])})
+        for c in keys
+    ]
+    for side, variants, part in (("forward", first, module), ("backward", second, back)):
+        bends = [_Variant("tanh of the processor", part, {"bend": lambda *_: "instruction"})]
+        _measure(cases, cases.hot[which], [*variants, *bends], rates, until, side)
 
 
 if __name__ == "__main__":

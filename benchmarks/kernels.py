@@ -5,23 +5,27 @@
 
 The floor of a case is the larger of its bytes over the copy rate and its operations over the matmul rate, both
 measured in the same process. Every time is the median of repeats, each over inputs that do not fit into the cache, with the
-spread between the first and the third quartile. Forward and backward are timed together.
+spread between the first and the third quartile. Forward and backward are timed together, those of
+attention with windows and soft caps apart.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import json
 import statistics
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import flex_attention as flex
 
-from areno_fn.kernels.attention import equal_documents, packed_attention, packed_layout
-from areno_fn.kernels.law import Case, Cases, cotangents_of
+from areno_fn.kernels.attention import PackedLayout, equal_documents, packed_attention, packed_layout
+from areno_fn.kernels.law import Arguments, Case, Cases, cotangents_of, pulled
 from areno_fn.kernels.symmetric_product import symmetric_product
 
 KERNELS = (
@@ -156,23 +160,94 @@ def attention_lines() -> list[dict[str, Any]]:
     return lines
 
 
-def bent_lines() -> list[dict[str, Any]]:
-    """Forward and backward with windows and soft caps; only pairs that are seen count."""
+def bent_lines(only: slice = slice(None), peer: bool = True) -> list[dict[str, Any]]:
+    """Windows and soft caps, passes apart, beside torch's flex_attention, compiled; only pairs that are seen count.
+
+    The peer is given the same cap and mask, and documents end to end with the blocks in which nothing is seen left out; making its
+    mask is not timed. Errors are those of all results against float64, relative.
+    """
     cases: Cases = importlib.import_module("areno_fn.kernels.attention.cases").CASES
     lines = []
-    for case in cases.hot:
+    for case in cases.hot[only]:
         arguments = cases.build(case, "cuda")
-        (dout,) = cotangents_of(cases, case, arguments)
-        q, k, v, *rest = arguments.positional
-        sides = tuple(x.requires_grad_() for x in (q, k, v))
-
-        def run(sides: Any = sides, rest: Any = rest, dout: Any = dout, keywords: Any = arguments.keywords) -> None:
-            torch.autograd.grad(packed_attention(*sides, *rest, **keywords), sides, dout)
-
-        flops = cases.forward_floor(case).flops + cases.backward_floor(case).flops
-        label = f"attention {'x'.join(map(str, case.sizes))} {case.variant}".strip()
-        lines.append(line(label, run, flops=flops))
+        cotangents = cotangents_of(cases, case, arguments)
+        exact = attrs.evolve(
+            arguments, positional=tuple(x.double() if i < 3 else x for i, x in enumerate(arguments.positional))
+        )
+        wanted = pulled(cases.oracle, exact, (0,), tuple(x.double() for x in cotangents))
+        label = f"{'x'.join(map(str, case.sizes))} {case.variant}".strip()
+        ours = functools.partial(packed_attention, **arguments.keywords)
+        sides = [(f"attention {label}", ours)]
+        if peer:
+            sides.append(("  flex_attention", flexed(arguments)))
+        for name, function in sides:
+            lines += _passes(cases, case, name, function, arguments, cotangents, wanted)
+        del wanted, exact
+        torch.cuda.empty_cache()
     return lines
+
+
+def _passes(
+    cases: Cases, case: Case, label: str, function: Any, arguments: Arguments, cotangents: Any, wanted: Any
+) -> list[dict[str, Any]]:
+    """A line for the forward and one for the backward."""
+    kept = attrs.evolve(arguments, keywords={})
+    got = pulled(function, kept, (0,), cotangents)
+    errors = [_relative(x, y) for x, y in zip((*got[0], *got[1]), (*wanted[0], *wanted[1]), strict=True)]
+    print(f"{label}: errors " + " ".join(f"{x:.1e}" for x in errors), flush=True)
+    del got
+    given = list(arguments.positional)
+    for i in arguments.moving:
+        given[i] = given[i].detach().requires_grad_()
+    out = function(*given)
+    sides = given[:3]
+    floors = (cases.forward_floor(case), cases.backward_floor(case))
+    return [
+        line(f"{label}, forward", lambda: function(*given), flops=floors[0].flops),
+        line(
+            f"{label}, backward",
+            lambda: torch.autograd.grad(out, sides, cotangents, retain_graph=True),
+            flops=floors[1].flops,
+        ),
+    ]
+
+
+def _relative(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    return ((got.double() - wanted).norm() / wanted.norm()).item()
+
+
+def flexed(arguments: Arguments) -> Callable[..., torch.Tensor]:
+    """torch's flex_attention with the window and the cap of a case, over its documents."""
+    layout: PackedLayout = arguments.positional[3]
+    window, cap = arguments.keywords["window"], arguments.keywords["soft_cap"]
+    count = layout.tokens
+    device = arguments.positional[0].device
+    edges = torch.arange(layout.documents + 1, device=device) * layout.longest if layout.edges is None else layout.edges
+    document = torch.bucketize(torch.arange(count, device=device), edges, right=True)
+
+    def seen(batch: Any, head: Any, query: Any, key: Any) -> Any:
+        del batch, head
+        found = (query >= key) & (document[query] == document[key])
+        return found & (query - key < window) if window else found
+
+    def bent(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
+        del batch, head, query, key
+        return cap * torch.tanh(score / cap)
+
+    # a graph that is kept for another backward pass may not give its memory away
+    torch._functorch.config.donated_buffer = False
+    mask = flex.create_block_mask(seen, None, None, count, count, device=device)
+    compiled = torch.compile(flex.flex_attention, dynamic=False)
+
+    def attention(q: Any, k: Any, v: Any, layout: Any, scale: float) -> torch.Tensor:
+        del layout
+        beside = (x.transpose(0, 1)[None] for x in (q, k, v))
+        out: torch.Tensor = compiled(
+            *beside, score_mod=bent if cap else None, block_mask=mask, scale=scale, enable_gqa=True
+        )
+        return out[0].transpose(0, 1)
+
+    return attention
 
 
 def symmetric_lines() -> list[dict[str, Any]]:

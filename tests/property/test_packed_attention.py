@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from areno_fn import tree
 from areno_fn.contracts.errors import KernelError
-from areno_fn.kernels.attention import equal_documents, packed_attention, packed_layout
+from areno_fn.kernels.attention import equal_documents, packed_attention, packed_layout, pull
+from areno_fn.kernels.attention import triton as triton_part
 from areno_fn.kernels.attention.cases import CASES, build
 from areno_fn.kernels.law import Case, against_oracle, cotangents_of, moving_tensors, pulled
 
@@ -27,6 +30,29 @@ def test_outputs_and_gradients_are_the_formulas(mode: str) -> None:
 def test_the_formulas_hold_across_tiles(mode: str) -> None:
     for case in CASES.wide:
         _fits(case)
+
+
+@given(
+    case=CASES.strategy,
+    sizes=st.tuples(*[st.sampled_from([16, 32, 64])] * 4),
+    apart=st.booleans(),
+)
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def _tiles_of_any_size(case: Case, sizes: tuple[int, ...], apart: bool) -> None:
+    queries, keys, few, many = sizes
+    steps = triton_part.Blocks(queries, keys, 4, 1), triton_part.Blocks(min(few, queries), many, 4, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton_part, "forward_blocks", lambda *_: steps[0])
+        patch.setattr(pull, "queries_blocks", lambda *_: steps[0])
+        patch.setattr(pull, "keys_blocks", lambda *_: pull.KeyBlocks(steps[1], apart))
+        _fits(attrs.evolve(case, sizes=(*case.sizes[:3], *(3 * n for n in case.sizes[3:]))))
+
+
+@pytest.mark.interpreted
+@pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
+@pytest.mark.parametrize("mode", ["triton"], indirect=True)
+def test_the_formulas_hold_for_tiles_of_any_size(mode: str) -> None:
+    _tiles_of_any_size()
 
 
 def test_torch_func_and_a_second_pull_give_the_same_bits_and_write_nothing(mode: str) -> None:

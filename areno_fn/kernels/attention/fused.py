@@ -78,7 +78,7 @@ def backward(
     out, lse, state, other = kept
     longest = layout.longest
     if _formed(q, soft_cap):
-        pull = importlib.import_module("areno_fn.kernels.attention.triton").backward
+        pull = importlib.import_module("areno_fn.kernels.attention.pull").backward
         dq, dk, dv = pull(dout, q, k, v, out, lse, _edges(q, layout), longest, scale, window, soft_cap)
         return dq, dk, dv
     if dense(q, layout, window):

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from areno_fn.kernels.attention.fused import dense
 from areno_fn.kernels.attention.layout import PackedLayout
-from areno_fn.kernels.attention.triton import absorb
+from areno_fn.kernels.attention.tiles import absorb
 from areno_fn.kernels.backend import require
 from areno_fn.kernels.launch import ROUNDING, exact, on_device_of
 

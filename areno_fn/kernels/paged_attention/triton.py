@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from areno_fn.kernels.attention.triton import absorb
+from areno_fn.kernels.attention.tiles import absorb
 from areno_fn.kernels.backend import require
 from areno_fn.kernels.launch import ROUNDING, exact, on_device_of, tanh
 
