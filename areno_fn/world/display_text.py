@@ -20,7 +20,7 @@ _FIGURES = (
 
 def figures(metrics: Mapping[str, float]) -> dict[str, str]:
     """The metrics that are shown, under short names, in a fixed order."""
-    found = {short: format(metrics[name], spec) for short, name, spec in _FIGURES if name in metrics}
+    found = {short: _shown(metrics[name], spec) for short, name, spec in _FIGURES if name in metrics}
     speeds = {"pictures_per_s": metrics.get("flow/pictures_per_s")}
     if speeds["pictures_per_s"] is None:
         speeds = {"tokens_per_s": _tokens_per_second(metrics)}
@@ -55,6 +55,12 @@ def sample_line(sample: Sample) -> str:
     completion = sample.completion if len(sample.completion) <= 160 else sample.completion[:159] + "…"
     expected = "" if sample.answer is None else f" (answer {sample.answer!r})"
     return f"reward={sample.reward:.3f} {prompt!r} -> {completion!r}{expected}"
+
+
+def _shown(value: float, spec: str) -> str:
+    """A number as `spec` formats it, or by its first digits where that would make a 0 of it."""
+    text = format(value, spec)
+    return text if value == 0 or text.strip("-0.") else format(value, ".1e")
 
 
 def _tokens_per_second(metrics: Mapping[str, float]) -> float | None:

@@ -117,6 +117,8 @@ def test_plain_lines_survive_a_narrow_encoding() -> None:
 def test_figures_have_a_fixed_order_and_only_what_is_there() -> None:
     assert list(figures({"train/lr": 1e-5, "other": 3.0, "train/loss": 2.0})) == ["loss", "lr"]
     assert figures({"train/loss": float("nan")}) == {"loss": "nan"}
+    assert figures({"train/loss": -3.14e-6, "train/kl": 2e-7}) == {"loss": "-3.1e-06", "kl": "2.0e-07"}
+    assert figures({"train/loss": 0.0, "train/kl": 6e-6}) == {"loss": "0.0000", "kl": "0.00001"}
     assert figures({}) == {}
 
 
