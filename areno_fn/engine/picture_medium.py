@@ -102,4 +102,4 @@ class Pictures(FlowMedium):
     @property
     def tried(self) -> tuple[str, str]:
         """The words for these two."""
-        return "an empty picture", "the row's own"
+        return "an empty picture", "the first row's own"

@@ -144,7 +144,7 @@ class PromptedPictures(FlowMedium):
     @property
     def tried(self) -> tuple[str, str]:
         """The words for these two."""
-        return "an empty picture", "the row's own, or a white one"
+        return "an empty picture", "the first row's own, or a white one"
 
     def _prompts(self, requests: Sequence[Request], ids: Sequence[int], device: torch.device) -> FlowPrompts:
         negative = self.adapter.contract.classifier_free

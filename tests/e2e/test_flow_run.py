@@ -194,6 +194,7 @@ def test_a_dry_run_shows_what_rewards_say_of_pictures(spec: Path, tmp_path: Path
     done = tiny.run(spec, tmp_path / "out", "--dry-run")
     assert done.code == 0
     assert "bright: 0 for an empty picture, 0.28" in done.out
+    assert "for the first row's own" in done.out
     assert "flow_grpo (generation + runtime_reward), 4 steps of 4 rows from 20" in done.out
 
 
