@@ -118,6 +118,9 @@ CASES = Cases(
         Case(sizes=(1, 2, 128, 150, 70), dtype=torch.bfloat16, variant="window 50 cap 5"),
         Case(sizes=(2, 1, 96, 131), dtype=torch.float32, variant="cap 5", strided=True),
         Case(sizes=(1, 1, 256, 40, 65), dtype=torch.bfloat16, variant="window 30"),
+        # caps far above all scores, whose roundings must not become those of scores
+        Case(sizes=(1, 2, 24, 31, 40), dtype=torch.bfloat16, variant="window 33 cap 10000000"),
+        Case(sizes=(1, 2, 24, 31, 40), dtype=torch.float16, variant="cap 100000"),
     ),
     hot=(
         Case(sizes=(8, 2, 128, 4096, 3000, 900, 196), dtype=torch.bfloat16, variant="cap 50"),

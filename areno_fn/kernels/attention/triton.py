@@ -20,6 +20,8 @@ from areno_fn.kernels.launch import on_device_of
 _LEAST = 16  # what a product on tensor cores takes
 _BOUNDED = 50.0
 """The largest cap e^cap of which times any sum of values stays far inside of bfloat16, so that no largest score is taken off."""
+_QUICK = 1024.0
+"""The largest cap of which the roundings of a quick bend, times the cap, are far below those of a score in 16 bits."""
 
 
 class Blocks(NamedTuple):
@@ -46,10 +48,13 @@ def forward_blocks(columns: int, wide: bool) -> Blocks:
 
 
 def bend(dtype: torch.dtype, soft_cap: float) -> str:
-    """How a kernel forms the cap: as exactly as float32 can, or as softmax in a narrower dtype can tell."""
+    """How a kernel forms the cap: as exactly as float32 can, or as softmax in a narrower dtype can tell.
+
+    The error of a quick bend is a few roundings of the cap, not of the score.
+    """
     if not soft_cap:
         return "none"
-    return "fine" if dtype == torch.float32 else "quick"
+    return "fine" if dtype == torch.float32 or soft_cap > _QUICK else "quick"
 
 
 def near(x: torch.Tensor) -> torch.Tensor:
