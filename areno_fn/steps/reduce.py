@@ -5,6 +5,7 @@ Nothing here divides except `measure`, once, after micro-batches and ranks have 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import get_args
 
@@ -46,9 +47,9 @@ def check_aggregation(how: str, constant: float | None) -> None:
     """
     if how not in AGGREGATIONS:
         raise SpecError(f"aggregation {how!r} does not exist; choose one of {', '.join(AGGREGATIONS)}")
-    if how == "constant_length" and not (constant and constant > 0):
+    if how == "constant_length" and not (constant and 0 < constant < math.inf):
         raise SpecError(
-            f"aggregation 'constant_length' needs constant > 0, the length that every sequence is divided by, "
+            f"aggregation 'constant_length' needs a finite constant > 0, the length that every sequence is divided by, "
             f"not {constant}"
         )
 

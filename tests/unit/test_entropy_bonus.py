@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from typing import Any
 
@@ -27,8 +28,10 @@ from areno_fn.models.decoder import DecoderConfig, init
 from areno_fn.models.decoder_policy import DecoderPolicy
 from areno_fn.steps.compose import pipeline
 from areno_fn.steps.objectives.clipped import clipped
+from areno_fn.steps.objectives.preference import preference
 from areno_fn.steps.objectives.separable import entropic, is_entropic, is_separable
 from areno_fn.steps.objectives.sequence import sequence_clipped
+from areno_fn.steps.objectives.value import value_clipped
 from areno_fn.steps.token import head, levered
 from areno_fn.steps.token.head import decision_log_probs
 from areno_fn.steps.token.pack import pack
@@ -229,6 +232,25 @@ def test_a_bonus_without_a_gradient_is_refused() -> None:
     with pytest.raises(SpecError, match="clipped needs entropy_coef >= 0, received -1"):
         clipped(entropy_coef=-1.0)
     assert not is_entropic(clipped()) and is_entropic(sequence_clipped(entropy_coef=1.0))
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+@pytest.mark.parametrize("name", ["entropy_coef", "kl_coef"])
+@pytest.mark.parametrize("loss", [clipped, sequence_clipped])
+def test_coefficients_that_would_make_a_loss_nan_are_refused(loss: Any, name: str, number: float) -> None:
+    with pytest.raises(SpecError, match=f"{name}.*{number}"):
+        loss(**{name: number})
+
+
+def test_other_numbers_that_would_make_a_loss_nan_or_nothing_are_refused() -> None:
+    for make, words in (
+        (lambda: clipped(importance_cap=math.nan), "importance_cap=nan"),
+        (lambda: value_clipped(coef=math.inf), "coef=inf"),
+        (lambda: preference(math.inf), "a finite beta > 0, received inf"),
+        (lambda: clipped(aggregation="constant_length", constant=math.inf), "a finite constant > 0"),
+    ):
+        with pytest.raises(SpecError, match=words):
+            make()
 
 
 def test_without_a_bonus_entropies_stay_statistics() -> None:

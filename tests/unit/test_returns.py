@@ -176,7 +176,7 @@ def test_the_value_loss_is_blind_to_what_is_masked_and_its_data_carry_no_gradien
         estimates(torch.tensor([1.0, math.nan], dtype=F64), [0.0, math.inf], [2.0, math.nan], [1.0, 0.0])
     )
     assert (clean.total, clean.weight) == (dirty.total, dirty.weight)
-    with pytest.raises(SpecError, match="clip > 0 and coef > 0, received clip=0"):
+    with pytest.raises(SpecError, match="clip > 0 and a finite coef > 0, received clip=0"):
         value_clipped(0)
     given = estimates(torch.ones(1, dtype=F64), [0.0], [1.0])
     given.returns.requires_grad_()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import get_args
 
@@ -89,8 +90,8 @@ def _per_document(values: torch.Tensor, pairs: Comparisons) -> torch.Tensor:
 def _check_numbers(beta: float, loss: str, label_smoothing: float) -> None:
     if loss not in LOSSES:
         raise SpecError(f"preference loss {loss!r} does not exist; choose one of {', '.join(LOSSES)}")
-    if not beta > 0:
-        raise SpecError(f"preference needs beta > 0, received {beta}")
+    if not 0 < beta < math.inf:
+        raise SpecError(f"preference needs a finite beta > 0, received {beta}")
     if not 0 <= label_smoothing < 0.5 or (label_smoothing and loss != "sigmoid"):
         raise SpecError(
             f"preference takes label_smoothing from 0 to below 0.5, and with the loss 'sigmoid' alone, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -44,9 +45,13 @@ class Bounds:
                 f"{self.who} needs 0 < low <= 1, high > 0 and kl_coef >= 0, "
                 f"received low={self.low}, high={self.high}, kl_coef={self.kl_coef}"
             )
-        if self.entropy_coef < 0:
+        if not self.entropy_coef >= 0:
             raise SpecError(f"{self.who} needs entropy_coef >= 0, received {self.entropy_coef}")
-        if (self.dual and not self.dual > 1) or self.importance_cap < 0:
+        if math.isinf(self.kl_coef) or math.isinf(self.entropy_coef):
+            raise SpecError(
+                f"{self.who} needs finite coefficients, received kl_coef={self.kl_coef}, entropy_coef={self.entropy_coef}"
+            )
+        if (self.dual and not self.dual > 1) or not self.importance_cap >= 0:
             raise SpecError(
                 f"{self.who} needs dual > 1 and importance_cap > 0, or 0 for none, "
                 f"received dual={self.dual}, importance_cap={self.importance_cap}"

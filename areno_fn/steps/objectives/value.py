@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -32,8 +33,8 @@ def value_clipped(
         SpecError: there is no such aggregation, or a number is not above 0.
     """
     check_aggregation(aggregation, constant)
-    if not (clip > 0 and coef > 0):
-        raise SpecError(f"value_clipped needs clip > 0 and coef > 0, received clip={clip}, coef={coef}")
+    if not (clip > 0 and 0 < coef < math.inf):
+        raise SpecError(f"value_clipped needs clip > 0 and a finite coef > 0, received clip={clip}, coef={coef}")
 
     def stage(estimates: Estimates) -> Sums:
         e = estimates
