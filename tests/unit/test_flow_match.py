@@ -141,7 +141,7 @@ def test_mistakes_are_refused() -> None:
         at(rewarded_matching(), x, plain=None)
     with pytest.raises(RecordError, match=r"Matched.real carries a gradient"):
         at(dmd2(), x, real=x.clone().requires_grad_())
-    with pytest.raises(SpecError, match="huber must be at least 0"):
+    with pytest.raises(SpecError, match="huber must be finite and at least 0"):
         trajectory_matching(huber=-1.0)
     with pytest.raises(SpecError, match="0 <= mixture <= 1"):
         rewarded_matching(mixture=1.5)

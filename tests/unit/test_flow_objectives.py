@@ -506,12 +506,16 @@ def test_rows_in_another_order_and_split_by_groups_give_the_same(name: str) -> N
     [
         (lambda: velocity_matching("snr"), "velocity_matching takes a weighting among"),
         (lambda: velocity_matching(snr_cap=-1.0), "snr_cap >= 0"),
-        (lambda: diffusion_nft(0.0), "diffusion_nft needs beta > 0, received 0.0"),
+        (lambda: diffusion_nft(0.0), "diffusion_nft needs a finite beta > 0, received 0.0"),
+        (lambda: diffusion_nft(math.inf), "diffusion_nft needs a finite beta > 0, received inf"),
+        (lambda: diffusion_dpo(math.inf), "diffusion_dpo needs a finite beta > 0"),
+        (lambda: group_preference(math.inf), "group_preference needs a finite beta > 0"),
+        (lambda: group_preference(kl_coef=math.nan), "group_preference needs a finite beta > 0"),
         (lambda: advantage_weighted("l2"), "weighting 'l2' does not exist"),
         (lambda: centred_reward(loss="l1"), "loss 'l1' does not exist"),
-        (lambda: centred_reward(max_advantage=0.0), "centred_reward needs max_advantage > 0"),
-        (lambda: diffusion_dpo(-1.0), "diffusion_dpo needs beta > 0"),
-        (lambda: group_preference(anchor=-1.0), "group_preference needs beta > 0"),
+        (lambda: centred_reward(max_advantage=0.0), "centred_reward needs a finite max_advantage > 0"),
+        (lambda: diffusion_dpo(-1.0), "diffusion_dpo needs a finite beta > 0"),
+        (lambda: group_preference(anchor=-1.0), "group_preference needs a finite beta > 0"),
     ],
 )
 def test_numbers_out_of_range_are_refused(make: Callable[[], Stage], words: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -254,5 +255,5 @@ def _kl(coefficient: float) -> tuple[str, ...]:
 
 def _check(who: str, **positive: float) -> None:
     for name, value in positive.items():
-        if not value > 0:
-            raise SpecError(f"{who} needs {name} > 0, received {value}")
+        if not 0 < value < math.inf:
+            raise SpecError(f"{who} needs a finite {name} > 0, received {value}")

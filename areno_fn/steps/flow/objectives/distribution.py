@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -80,9 +81,9 @@ def rewarded_matching(
         SpecError: a number is out of range.
     """
     _check_huber(huber)
-    if not (0 <= mixture <= 1 and guidance_reward >= 0):
+    if not (0 <= mixture <= 1 and 0 <= guidance_reward < math.inf):
         raise SpecError(
-            f"rewarded_matching needs 0 <= mixture <= 1 and guidance_reward >= 0, received {mixture} and {guidance_reward}"
+            f"rewarded_matching needs 0 <= mixture <= 1 and a finite guidance_reward >= 0, received {mixture} and {guidance_reward}"
         )
 
     def stage(found: Matched) -> Sums:
@@ -138,5 +139,5 @@ def _counted(found: Matched) -> Matched:
 
 
 def _check_huber(huber: float) -> None:
-    if not huber >= 0:
-        raise SpecError(f"huber must be at least 0, where 0 means half the square, received {huber}")
+    if not 0 <= huber < math.inf:
+        raise SpecError(f"huber must be finite and at least 0, where 0 means half the square, received {huber}")

@@ -42,9 +42,9 @@ def velocity_matching(weighting: str = "velocity", *, snr_cap: float = 0.0) -> C
     Raises:
         SpecError: there is no such weighting, or the cap is negative.
     """
-    if weighting not in WEIGHTINGS or snr_cap < 0:
+    if weighting not in WEIGHTINGS or not 0 <= snr_cap < math.inf:
         raise SpecError(
-            f"velocity_matching takes a weighting among {', '.join(WEIGHTINGS)} and snr_cap >= 0, "
+            f"velocity_matching takes a weighting among {', '.join(WEIGHTINGS)} and a finite snr_cap >= 0, "
             f"received {weighting!r} and {snr_cap}"
         )
 

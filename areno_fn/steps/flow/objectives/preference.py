@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -41,8 +42,8 @@ def diffusion_dpo(beta: float = 2000.0) -> Callable[[Velocities], Sums]:
     Raises:
         SpecError: beta is not above 0.
     """
-    if not beta > 0:
-        raise SpecError(f"diffusion_dpo needs beta > 0, received {beta}")
+    if not 0 < beta < math.inf:
+        raise SpecError(f"diffusion_dpo needs a finite beta > 0, received {beta}")
 
     def stage(found: Velocities) -> Sums:
         now = seen(found, "diffusion_dpo", "reference")
@@ -123,9 +124,12 @@ def group_preference(
     Raises:
         SpecError: a number is out of range.
     """
-    if not (beta > 0 and max_advantage > 0 and min(trust, runaway, anchor, kl_coef) >= 0):
+    weights = (beta, anchor, kl_coef)
+    fits = beta > 0 and max_advantage > 0 and all(number >= 0 for number in (trust, runaway, anchor, kl_coef))
+    if not (fits and all(map(math.isfinite, weights))):
         raise SpecError(
-            f"group_preference needs beta > 0, max_advantage > 0 and the others at least 0, received beta={beta}, "
+            "group_preference needs a finite beta > 0, max_advantage > 0, the others at least 0, anchor and kl_coef finite, "
+            f"received beta={beta}, "
             f"max_advantage={max_advantage}, trust={trust}, runaway={runaway}, anchor={anchor}, kl_coef={kl_coef}"
         )
 
