@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from rounded_attention import errors, nearest
 
 from areno_fn import tree
 from areno_fn.autodiff import value_and_grad
@@ -40,6 +41,16 @@ def test_attention_is_the_formula_and_gives_the_same_bits(case: Case, poisoned_m
     if "cap" in case.variant:  # torch's kernels may add by atomics
         assert tree.first_difference(first, second) is None
     torch.cuda.empty_cache()
+
+
+@pytest.mark.parametrize("cap", [30, 50])
+def test_peaked_weights_are_as_exact_as_a_rounded_result_lets_them_be(cap: int) -> None:
+    drawn = [
+        Case(sizes=(1, 2, 256, 300, 40), dtype=torch.bfloat16, variant=f"cap {cap}", magnitude=100.0, seed=seed)
+        for seed in range(4)
+    ]
+    ours, plain, _ = torch.stack([errors(case, "cuda", nearest) for case in drawn]).mean(0).sqrt()
+    assert (ours < 1.3 * plain).all(), (ours, plain)
 
 
 @pytest.mark.parametrize("variant", ["cap 5", "100 cap 5"])

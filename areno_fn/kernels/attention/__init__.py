@@ -42,6 +42,10 @@ def packed_attention(
     A window or a soft cap in float64, on the CPU, of heads wider than 256 or in a traced graph is formed in plain
     torch, with all scores of a document at once.
 
+    In 16 bits the backward is given the result as it was rounded, as that of FlashAttention is. Where weights are peaked, the
+    gradients of q and k are small differences, and that rounding can be some percent of their largest element (heads of 256
+    whose scores go far beyond a soft cap of 30); use float32 where that matters.
+
     Args:
         q: [N, H, head_dim], floating.
         k: [N, K, head_dim], with H a multiple of K.

@@ -4,6 +4,10 @@ Forward: a program takes some queries of one head of a document, and walks over 
 (`pull.py`): a program takes some queries again, another one some keys of one key head, and walks over the queries of every head
 that reads it, so that nothing is added up by atomics. Scores are made three times and never stored. Tiles that are seen as a whole
 have no mask. Programs that walk farthest begin first.
+
+Under a small cap no largest score is taken off. The largest weight of a query is then not 1 but rounded like the others, by
+an amount that all columns of a result would have in common. Results are therefore divided by the sum of the weights as they
+were rounded; the sum that the backward knows is that of the weights themselves.
 """
 
 from __future__ import annotations
@@ -98,27 +102,29 @@ def forward(
 
 @triton.jit
 def _absorb(
-    product, v, hides, peak, total, mixed, scale, cap,
+    product, v, hides, peak, total, divisor, mixed, scale, cap,
     BEND: tl.constexpr, BOUNDED: tl.constexpr, MASKED: tl.constexpr, NATIVE: tl.constexpr, ROUNDED: tl.constexpr,
     EXACT: tl.constexpr,
 ):  # fmt: skip
-    """The largest score, the sum of exponentials and the weighted values of some queries, with one more tile of keys."""
+    """The largest score, the sum of exponentials, that of the rounded ones and the values weighted by them, with more keys."""
     factor, offset, _ = line(scale, cap, BEND)
     score = bent(product, scale, cap, BEND, NATIVE) * factor + offset
     if MASKED:
         score = tl.where(hides, -float("inf"), score)
     if BOUNDED:
         weight = power(score, NATIVE)
+        rounded = weight.to(ROUNDED)
         total += tl.sum(weight, axis=1)
-        mixed = tl.dot(weight.to(ROUNDED).to(EXACT), v, mixed, input_precision="ieee")
+        divisor += tl.sum(rounded.to(tl.float32), axis=1)
+        mixed = tl.dot(rounded.to(EXACT), v, mixed, input_precision="ieee")
     else:
         larger = tl.maximum(peak, tl.max(score, axis=1))
         weight = power(score - larger[:, None], NATIVE)
         shrink = power(peak - larger, NATIVE)
         total = total * shrink + tl.sum(weight, axis=1)
         mixed = tl.dot(weight.to(ROUNDED).to(EXACT), v, mixed * shrink[:, None], input_precision="ieee")
-        peak = larger
-    return peak, total, mixed
+        peak, divisor = larger, total
+    return peak, total, divisor, mixed
 
 
 @triton.jit
@@ -149,6 +155,7 @@ def _forward_kernel(
         v_at = offsets(place, column, v_n, v_d)
         peak = tl.full([QUERIES], -1e30, dtype=tl.float32)
         total = tl.zeros([QUERIES], dtype=tl.float32)
+        divisor = tl.zeros([QUERIES], dtype=tl.float32)
         mixed = tl.zeros([QUERIES, COLUMNS], dtype=tl.float32)
         hidden, clear, whole, last = key_range(begin, end, first, window, WINDOWED, QUERIES, KEYS)
         for key_first in tl.range(clear, whole, KEYS, num_stages=STAGES):
@@ -156,9 +163,9 @@ def _forward_kernel(
             k = rows(k_ptr, key_first, k_n, k_at, key, column, end, D, EXACT, False, EVEN)
             v = rows(v_ptr, key_first, v_n, v_at, key, column, end, D, EXACT, False, EVEN)
             product = tl.dot(q, tl.trans(k), input_precision="ieee")
-            peak, total, mixed = _absorb(
-                product, v, key, peak, total, mixed, scale, cap, BEND, BOUNDED, False, NATIVE, ROUNDED, EXACT
-            )
+            peak, total, divisor, mixed = _absorb(
+                product, v, key, peak, total, divisor, mixed, scale, cap, BEND, BOUNDED, False, NATIVE, ROUNDED, EXACT,
+            )  # fmt: skip
         for turn in tl.range(0, hidden + tl.cdiv(last - whole, KEYS), num_stages=STAGES):
             key_first = tl.where(turn < hidden, clear + (turn - hidden) * KEYS, whole + (turn - hidden) * KEYS)
             key = key_first + place
@@ -166,13 +173,13 @@ def _forward_kernel(
             v = rows(v_ptr, key_first, v_n, v_at, key, column, end, D, EXACT, True, EVEN)
             product = tl.dot(q, tl.trans(k), input_precision="ieee")
             hides = ~seen(query[:, None], key[None, :], end, window, WINDOWED)
-            peak, total, mixed = _absorb(
-                product, v, hides, peak, total, mixed, scale, cap, BEND, BOUNDED, True, NATIVE, ROUNDED, EXACT
-            )
+            peak, total, divisor, mixed = _absorb(
+                product, v, hides, peak, total, divisor, mixed, scale, cap, BEND, BOUNDED, True, NATIVE, ROUNDED, EXACT,
+            )  # fmt: skip
         there = query < end
-        total = tl.where(there, total, 1.0)
+        total, divisor = tl.where(there, total, 1.0), tl.where(there, divisor, 1.0)
         out_at = query.to(tl.int64)[:, None] * (HEADS * D) + head * D + column[None, :]
-        out = (mixed / total[:, None]).to(ROUNDED)
+        out = (mixed / divisor[:, None]).to(ROUNDED)
         tl.store(out_ptr + out_at, out, mask=there[:, None] & (column < D)[None, :])
         lse = tl.log2(total) if BOUNDED else peak + tl.log2(total)
         tl.store(lse_ptr + head * N + query, lse * LN2, mask=there)
