@@ -96,7 +96,7 @@ def _head(rates: tuple[float, float], until: float) -> None:
             Steps(8192, 8, 3, 16), Steps(4096, 8, 4, 32), Steps(8192, 32, 4, 32), Steps(4096, 16, 4, 32),
         ):  # fmt: skip
             triton_part.walk = lambda size, step=step: step
-            turn = lambda a=a, t=targets[:rows], p=logp, e=entropy: triton_part.turn(a, t, p, e, 1.0)  # noqa: E731
+            turn = lambda a=a, t=targets[:rows], p=logp, e=entropy: triton_part.turn(t, p, e, a, 1.0)  # noqa: E731
             a.copy_(kept)
             show(f"turn {tuple(step)}", turn, moved)
         del a, total, narrow, kept

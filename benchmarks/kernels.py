@@ -16,6 +16,7 @@ import functools
 import importlib
 import json
 import statistics
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,7 @@ from torch.nn.attention import flex_attention as flex
 
 from areno_fn.kernels.attention import PackedLayout, equal_documents, packed_attention, packed_layout
 from areno_fn.kernels.law import Arguments, Case, Cases, cotangents_of, pulled
+from areno_fn.kernels.linear_token_loss import linear_token_loss
 from areno_fn.kernels.symmetric_product import symmetric_product
 
 KERNELS = (
@@ -42,6 +44,8 @@ KERNELS = (
 PARTS = (*KERNELS, "attention", "symmetric_product")
 LARGE = Case(sizes=(16384, 1024, 151936), dtype=torch.bfloat16, variant="plain", magnitude=3.0)
 """What the head of a 0.6 B model has to do for 16,384 tokens."""
+REST = 0.25
+"""Seconds of a pause."""
 
 
 def main() -> None:
@@ -127,6 +131,42 @@ def kernel_lines(name: str, rates: dict[str, float]) -> list[dict[str, Any]]:
         lines.append(line(label, run, floor=floor))
         del given, run, cotangents, arguments
         torch.cuda.empty_cache()
+    return [*lines, *head_lines(rates)] if name == "linear_token_loss" else lines
+
+
+def head_lines(rates: dict[str, float]) -> list[dict[str, Any]]:
+    """The head at numbers of rows that are made at once, beside its three products by cuBLAS and nothing else.
+
+    A GPU that multiplies for long is slowed by the power it may draw. So calls are timed in a row, as they are
+    elsewhere, and with a pause before each, in which it rests.
+    """
+    count, width, size = LARGE.sizes
+    cases: Cases = importlib.import_module("areno_fn.kernels.linear_token_loss.cases").CASES
+    put_product = importlib.import_module("areno_fn.kernels.linear_token_logp.triton").put_product
+    hidden, weight, targets, slopes, _ = cases.build(LARGE, "cuda").positional
+    given = (hidden.requires_grad_(), weight.requires_grad_())
+    floor = 6 * count * width * size / rates["matmul"]
+    lines = []
+    for rows in (2048, 1024):
+
+        def ours(rows: int = rows) -> None:
+            lever, _, _ = linear_token_loss(
+                *given, targets, lambda first, logp, _: slopes[first : first + len(logp)], chunk=rows * size
+            )
+            torch.autograd.grad(lever, given)
+
+        def products(rows: int = rows) -> None:
+            x, w = (a.detach() for a in given)
+            total = torch.empty(weight.shape, dtype=torch.float32, device="cuda")
+            logits = torch.empty(rows, size, dtype=x.dtype, device="cuda")
+            for first in range(0, count, rows):
+                torch.mm(x[first : first + rows], w.t(), out=logits)
+                torch.mm(logits, w, out_dtype=torch.float32)
+                put_product(total, logits.t(), x[first : first + rows], more=first > 0)
+
+        for how, rest in (("in a row", 0.0), ("after rests", REST)):
+            lines.append(line(f"linear_token_loss, {rows} rows at once, {how}", ours, floor=floor, rest=rest))
+            lines.append(line(f"  its products alone, {rows} rows, {how}", products, floor=floor, rest=rest))
     return lines
 
 
@@ -272,11 +312,14 @@ def symmetric_lines() -> list[dict[str, Any]]:
     return lines
 
 
-def line(label: str, run: Callable[[], None], floor: float | None = None, flops: float | None = None) -> dict[str, Any]:
+def line(
+    label: str, run: Callable[[], None], floor: float | None = None, flops: float | None = None, rest: float = 0.0
+) -> dict[str, Any]:
     """Times a call and prints what it needed."""
+    torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    seconds, spread = timed(run)
+    seconds, spread = timed(run, rest=rest)
     found = {
         "label": label,
         "ms": seconds * 1e3,
@@ -294,13 +337,16 @@ def line(label: str, run: Callable[[], None], floor: float | None = None, flops:
     return found
 
 
-def timed(run: Callable[[], None], repeats: int = 15, warm: int = 3) -> tuple[float, float]:
-    """Median and half the distance between the quartiles, in seconds."""
+def timed(run: Callable[[], None], repeats: int = 15, warm: int = 3, rest: float = 0.0) -> tuple[float, float]:
+    """Median and half the distance between the quartiles, in seconds, of calls with a pause before each, if one is given."""
     for _ in range(warm):
         run()
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(2 * repeats)]
     torch.cuda.synchronize()
     for start, end in zip(marks[::2], marks[1::2], strict=True):
+        if rest:
+            torch.cuda.synchronize()
+            time.sleep(rest)
         torch.cuda._sleep(2_000_000)  # so that the host is ahead, and launches are not what is timed
         start.record()
         run()

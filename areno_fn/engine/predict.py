@@ -19,7 +19,7 @@ from areno_fn.steps.token.sampling import MAX_LOGITS
 LIBRARIES = 2 * 2**25
 """Bytes that cuBLAS takes for the forward and for the backward pass, each in a thread of its own."""
 
-EVEN = 64
+EVEN, TILE = 64, 256
 """Elements whose multiple a row of logits takes."""
 
 
@@ -73,6 +73,7 @@ def _head(config: DecoderConfig, rows: int, dtype: torch.dtype) -> int:
     if rows * size <= MAX_LOGITS:
         return 2 * rows * size * least + rows * width * (4 + least) + size * width * least
     part = rows_at_once(rows, size, CHUNK)
-    logits = part * (size + -size % EVEN) * least + part * width * (8 + least)
+    sums = 12 * part * -(-size // TILE) if dtype == torch.bfloat16 else 0
+    logits = part * (size + -size % EVEN) * least + part * width * (8 + least) + sums
     handed = (rows + size) * width * least
     return size * width * 4 + rows * width * least + max(logits, handed)

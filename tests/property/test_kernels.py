@@ -428,8 +428,9 @@ def test_every_triton_kernel_compiles_for_the_gpu() -> None:
         f"{k.name}.{part}" for k in KERNELS if k.name not in alike for part in ("_forward_kernel", "_backward_kernel")
     }
     shared = {"rotary._rotate_kernel", "launch._sum_kernel", "gates._forward_kernel", "gates._backward_kernel"}
-    of_loss = {"linear_token_loss._turn_kernel", "linear_token_loss._scaled_kernel"}
-    assert names == apart | shared | of_loss | {"ordered_linear._address_kernel"}
+    of_loss = {f"linear_token_loss._{part}_kernel" for part in ("turn", "scaled")}
+    of_loss |= {f"linear_token_loss.powers._{part}_kernel" for part in ("anchor", "powers", "range", "close")}
+    assert names == apart | shared | of_loss | {f"ordered_linear._{part}_kernel" for part in ("address", "described")}
 
 
 def graphs() -> None:
@@ -473,8 +474,20 @@ def machine_code() -> None:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.tools.tensor_descriptor import TensorDescriptor
 
-    types = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float64: "*fp64", torch.int64: "*i64"}
+    types = {
+        torch.int32: "*i32",
+        torch.float32: "*fp32",
+        torch.bfloat16: "*bf16",
+        torch.float64: "*fp64",
+        torch.int64: "*i64",
+    }
+
+    def called(value: Any) -> str:
+        if isinstance(value, TensorDescriptor):
+            return f"tensordesc<{types[value.base.dtype][1:]}{list(value.block_shape)}>".replace(" ", "")
+        return types[value.dtype] if isinstance(value, torch.Tensor) else "fp32" if isinstance(value, float) else "i32"
 
     class Launcher:
         def __init__(self, name: str, kernel: Any) -> None:
@@ -486,17 +499,15 @@ def machine_code() -> None:
                 values = dict(zip(parameters, args, strict=False))
                 values |= {name: options.pop(name) for name in parameters if name in options}
                 fixed = {n: v for n, v in values.items() if parameters[n] or (isinstance(v, int) and v == 1)}
-                signature = {
-                    n: "constexpr" if n in fixed else types[v.dtype] if isinstance(v, torch.Tensor) else "i32"
-                    for n, v in values.items()
-                }
+                signature = {n: "constexpr" if n in fixed else called(v) for n, v in values.items()}
                 source = ASTSource(fn=self.kernel, signature=signature, constexprs=fixed)
                 done = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
                 print(self.name, len(done.asm["cubin"]))
 
             return launch
 
-    for place in ("launch", "gates", *{f"{kernel.name}.triton": None for kernel in KERNELS}):
+    parts = {f"{kernel.name}.triton": None for kernel in KERNELS}
+    for place in ("launch", "gates", "linear_token_loss.powers", *parts):
         module = importlib.import_module(f"areno_fn.kernels.{place}")
         for name, value in list(vars(module).items()):
             if name.endswith("_kernel"):
@@ -511,6 +522,9 @@ def machine_code() -> None:
                     arguments.positional[i].requires_grad_()
                 result = kernel.function(*arguments.positional, **arguments.keywords)
                 (result[0] if isinstance(result, tuple) else result).sum().backward()
+    for kernel, sizes in ((linear_token_loss_cases.CASES, (3, 8, 64)), (ordered_linear_cases.CASES, (3, 8, 8))):
+        arguments = kernel.build(Case(sizes=sizes, dtype=torch.bfloat16, variant=kernel.hot[0].variant), "cpu")
+        kernel.function(*arguments.positional, **arguments.keywords)  # of rows that descriptors can stand for
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Log-probabilities of a linear head and their gradients on the GPU: three products by cuBLAS, one pass by Triton.
+"""Log-probabilities of a linear head and their gradients on the GPU: three products, some rows of logits at a time.
 
-Some rows of logits are made over the whole vocabulary and turned in place into 1[j = target] - p_j. A program reads a row
-twice, the second time from the cache, because those that run at once read no more than it holds. For a loss of entropies,
-whose cotangent is no multiple of that, two passes are made as `linear_token_logp` makes them, the slopes in between.
+In bfloat16 the first product writes exponentials in the place of logits (`powers.py`); the others are cuBLAS's. In other dtypes
+logits are made over the whole vocabulary and turned in place into 1[j = target] - p_j: a program reads a row twice, the second
+time from the cache, because those that run at once read no more than it holds. For a loss of entropies, whose cotangent is no
+multiple of that, two passes are made as `linear_token_logp` makes them, the slopes in between.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import triton.language as tl
 
 from areno_fn.kernels.launch import ROUNDING, Steps, on_device_of, resident, tile, warps, wide
 from areno_fn.kernels.linear_token_logp.triton import ABSENT, measure, pull, put_product
+from areno_fn.kernels.linear_token_loss import powers
+from areno_fn.kernels.linear_token_loss.powers import BASE
 from areno_fn.kernels.linear_token_loss.scored import Linear, Scored, Slope, both, pulled
 
-BASE = 1.4426950408889634
-"""What makes powers of 2 of exponentials: those are one instruction."""
 EVEN = 64
 """Rows of logits begin at multiples of so many elements, so that loads are wide whatever the vocabulary."""
 
@@ -45,19 +46,27 @@ def forward(
     hidden = hidden.contiguous()
     if not count:
         total.zero_()
+    powered = scored is None and not entropic and powers.takes(hidden, weight)
+    parts = powers.Parts(rows if powered else 0, size, hidden.device)
     with on_device_of(hidden):
         for first in range(0, count, max(rows, 1)):
             here = slice(first, first + rows)
             part = hidden[here]
-            logits = linear(part, weight) if linear else torch.mm(part, weight.t(), out=scratch[: part.shape[0], :size])
+            logits = scratch[: part.shape[0], :size]
+            if linear:
+                logits = linear(part, weight)
+            elif not powered:
+                torch.mm(part, weight.t(), out=logits)
             if scored is None and entropic:
                 logp[here], entropy[here], peak, log_sum = measure(logits, targets[here], scale)
                 dlogp, dentropy = (x.to(dtype) for x in slope(first, logp[here], entropy[here]))
                 pull(logits, dlogp, dentropy, targets[here], entropy[here], peak, log_sum, scale)
                 dhidden[here] = product(logits, weight, dtype)
             elif scored is None:
-                turn(logits, targets[here], logp[here], entropy[here], scale)
-                factor = both(slope(first, logp[here], entropy[here]))[0].to(dtype) * scale
+                known = (targets[here], logp[here], entropy[here], logits)
+                times: torch.Tensor | float
+                times = -scale / powers.write(part, weight, *known, parts, scale) if powered else turn(*known, scale)
+                factor = both(slope(first, logp[here], entropy[here]))[0].to(dtype) * times
                 scaled(product(logits, weight, dtype), factor, dhidden[here])
                 part = scaled(part, factor, torch.empty_like(part))
             else:
@@ -68,8 +77,8 @@ def forward(
     return hidden.new_zeros((), dtype=dtype), logp, entropy, dhidden, total
 
 
-def turn(logits: torch.Tensor, targets: torch.Tensor, logp: torch.Tensor, entropy: torch.Tensor, scale: float) -> None:
-    """Writes logp and entropy of rows, and 1[j = target] - p_j over the logits, in place."""
+def turn(targets: torch.Tensor, logp: torch.Tensor, entropy: torch.Tensor, logits: torch.Tensor, scale: float) -> float:
+    """Writes logp and entropy of rows, and 1[j = target] - p_j over the logits, in place; returns the scale."""
     count, size = logits.shape
     step = walk(size)
     _turn_kernel[(min(count, resident(logits, step.warps, step.held)),)](
@@ -78,6 +87,7 @@ def turn(logits: torch.Tensor, targets: torch.Tensor, logp: torch.Tensor, entrop
         COLUMNS=min(step.rows, triton.next_power_of_2(size)), STAGES=step.stages, num_warps=step.warps,
         enable_fp_fusion=True,
     )  # fmt: skip
+    return scale
 
 
 def walk(size: int) -> Steps:

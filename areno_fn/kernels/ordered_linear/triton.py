@@ -107,7 +107,7 @@ def by_address(
 
 
 @triton.jit
-def _corner(number, count, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr):
+def corner(number, count, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr):
     """The first row and the first column of a tile."""
     tall = tl.cdiv(count, ROWS)
     across = tl.cdiv(columns, COLUMNS)
@@ -134,7 +134,7 @@ def _described_kernel(
     EXACT: tl.constexpr = x_box.dtype if NARROW else tl.float32
     tiles = tl.cdiv(count, ROWS) * tl.cdiv(columns, COLUMNS)
     for number in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=WALKS):
-        row, column = _corner(number, count, columns, ROWS, COLUMNS, GROUP)
+        row, column = corner(number, count, columns, ROWS, COLUMNS, GROUP)
         total = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
         for start in range(0, depth, DEPTH):
             x = x_box.load([row, start])
@@ -157,7 +157,7 @@ def _address_kernel(
     GROUP: tl.constexpr, NARROW: tl.constexpr,
 ):  # fmt: skip
     EXACT: tl.constexpr = x_ptr.dtype.element_ty if NARROW else tl.float32
-    row, column = _corner(tl.program_id(0), count, columns, ROWS, COLUMNS, GROUP)
+    row, column = corner(tl.program_id(0), count, columns, ROWS, COLUMNS, GROUP)
     row += tl.arange(0, ROWS)
     column += tl.arange(0, COLUMNS)
     step = tl.arange(0, DEPTH)
