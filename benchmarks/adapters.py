@@ -1,6 +1,6 @@
 """Time and peak memory of one step that trains adapters, against PEFT and against training all parameters; and decoding.
 
-    python benchmarks/adapters.py [--shape qwen3-0.6b | tiny] [--rows 4] [--length 4096] [--rank 16] [--steps 5]
+    python -m benchmarks.adapters [--shape qwen3-0.6b | tiny] [--rows 4] [--length 4096] [--rank 16] [--steps 5]
 
 All train the same shape on the same tokens in bf16 (float32 on a CPU), with adapters on every linear map of the layers.
 The last lines are ratios: the step against PEFT's, its memory against PEFT's, and decoding with adapters against without.
@@ -16,12 +16,13 @@ from typing import Any
 import peft
 import torch
 import transformers
-from train_step import SHAPES, Case, _areno_step, _measure
 
 import areno_fn as af
 from areno_fn.contracts.spec import AdamWSpec
 from areno_fn.models import adapters
 from areno_fn.models.adapter_sites import chosen
+from benchmarks import needs
+from benchmarks.train_step import SHAPES, Case, _areno_step, _measure
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -29,6 +30,7 @@ TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 def main() -> None:
     """Measures everything and prints one line each."""
     options = _options()
+    needs.room(options.shape, "--shape")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
@@ -44,16 +46,17 @@ def main() -> None:
     ):
         step = build()
         found = _measure(step, device, options.steps)
-        seconds[label], peaks[label], loss = found["seconds"], found["peak_gb"] * 1e9, found["loss"]
+        seconds[label], peaks[label], loss = found["seconds"], found["peak_gb"], found["loss"]
         del step
         print(
             f"{label:15s} {tokens.numel() / seconds[label]:10.0f} tokens/s  {seconds[label] * 1e3:8.1f} ms  "
-            f"peak {peaks[label] / 1e9:6.2f} GB  loss {loss:.4f}"
+            f"peak {needs.gigabytes(peaks[label])}  loss {loss:.4f}"
         )
     plain, adapted = (_decoding(options, device, dtype, with_adapters) for with_adapters in (False, True))
     print(f"decoding        {plain:10.0f} tokens/s without adapters, {adapted:.0f} with")
     print(f"speed adapters / PEFT {seconds['PEFT'] / seconds['adapters']:.3f}")
-    print(f"memory adapters / PEFT {peaks['adapters'] / peaks['PEFT']:.3f}")
+    if device.type == "cuda":
+        print(f"memory adapters / PEFT {peaks['adapters'] / peaks['PEFT']:.3f}")
     print(f"decoding with / without {adapted / plain:.3f}")
 
 
@@ -150,4 +153,4 @@ def _decoding(options: argparse.Namespace, device: torch.device, dtype: torch.dt
 
 
 if __name__ == "__main__":
-    main()
+    needs.run(main)

@@ -1,6 +1,6 @@
 """How long a checkpoint holds up training, against the copy from the device alone, and whether training goes on beside it.
 
-    python benchmarks/background_save.py [--folder DIR] [--gigabytes 8] [--repeats 5]
+    python -m benchmarks.background_save [--folder DIR] [--gigabytes 8] [--repeats 5]
 
 "blocked" is what `Writer.save` takes; "copy" moves as many bytes from the device to page-locked memory, tensor by
 tensor, and nothing else. Memory is reserved as a run reserves it, while the first steps are made; the first save is
@@ -24,6 +24,7 @@ from areno_fn.ckpt.background import Writer
 from areno_fn.contracts.identity import RunIdentity
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.state import Counters, Cursor, TrainState
+from benchmarks import needs
 
 IDENTITY = RunIdentity(family="", model="", phases="", data="", parameters="", optimizers="", seed=0)
 PIECES = 64
@@ -36,6 +37,7 @@ def main() -> None:
     parser.add_argument("--gigabytes", type=float, default=8.0)
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
+    needs.folder(options.folder, "--folder")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     state = _state(options.gigabytes, device)
     tensors = list(state.params["actor"].values())
@@ -122,4 +124,4 @@ def _settle() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    needs.run(main)

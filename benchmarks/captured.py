@@ -25,6 +25,7 @@ import torch
 import areno_fn as af
 from areno_fn.contracts.spec import ByteTokenizer, RunSpec
 from areno_fn.engine.foreseen import foreseen
+from benchmarks import needs
 
 ROWS = 512
 
@@ -126,8 +127,8 @@ def told(spec: RunSpec) -> dict[str, Any]:
     lines = run(spec)
     late = lines[len(lines) // 2 :]
     found: dict[str, Any] = {
-        "allocated_gb": torch.cuda.max_memory_allocated() / 1e9 if cuda else 0.0,
-        "reserved_gb": torch.cuda.max_memory_reserved() / 1e9 if cuda else 0.0,
+        "allocated_gb": torch.cuda.max_memory_allocated() / 1e9 if cuda else None,
+        "reserved_gb": torch.cuda.max_memory_reserved() / 1e9 if cuda else None,
         "predicted_gb": predicted(spec),
         "loss": lines[-1]["train/loss"],
     }
@@ -149,11 +150,17 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=64, help="most tokens of a completion")
     parser.add_argument("--micro-tokens", type=int, default=8192)
-    parser.add_argument("--algorithms", nargs="*", default=["sft", "grpo"])
+    parser.add_argument("--algorithms", nargs="+", choices=("sft", "grpo"), default=["sft", "grpo"])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--without", action="store_true", help="run what is not captured alone")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if options.hidden < 64 or options.hidden % 64 or options.vocab < 259:
+        parser.error(
+            f"--hidden must be a multiple of 64 and --vocab at least 259, received {options.hidden} and {options.vocab}"
+        )
+    if options.device == "cuda" or not options.without:
+        needs.gpu("an update that is captured", "--device cpu --without times those that are not")
     results = []
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
@@ -168,4 +175,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    needs.run(main)

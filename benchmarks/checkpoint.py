@@ -1,6 +1,6 @@
 """Reading and writing a checkpoint of 1.2 GB, against the safetensors library and the disk, as ratios of one run.
 
-    python benchmarks/checkpoint.py [--folder DIR] [--repeats 7] [--threads N] [--piece MB] [--device cpu | cuda]
+    python -m benchmarks.checkpoint [--folder DIR] [--repeats 7] [--threads N] [--piece MB] [--device cpu | cuda]
 
 Cases are interleaved, in an order that changes with every repeat; printed are medians, the fastest and the slowest,
 and ratios of medians and of the fastest, above 1 where this library is faster. "cold" means that the file was taken
@@ -25,11 +25,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import checkpoint_cases as cases
 import torch
 
 from areno_fn.ckpt import disk, hf, outbound, ring, stream
 from areno_fn.ckpt.load import default_threads
+from benchmarks import checkpoint_cases as cases
+from benchmarks import needs
 
 Case = tuple[Callable[[], object], Callable[[], float | None]]
 """What is done before, and what is measured; it may say itself how many seconds it took."""
@@ -74,7 +75,7 @@ def _reading(path: Path, state: str, options: argparse.Namespace) -> dict[str, C
 
 def _child(path: Path, name: str, state: str, options: argparse.Namespace) -> Callable[[], float]:
     """A load on the CPU in a process of its own, as in a program that loads once: no memory is there to be used again."""
-    command = [sys.executable, __file__, "--alone", name, "--state", state, "--folder", str(path)]
+    command = [sys.executable, "-m", "benchmarks.checkpoint", "--alone", name, "--state", state, "--folder", str(path)]
     command += ["--threads", str(options.threads), "--piece", str(options.piece)]
     return lambda: float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
@@ -153,9 +154,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--alone", choices=tuple(cases.LOADS), help=argparse.SUPPRESS)
     parser.add_argument("--state", choices=("warm", "cold"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if not options.alone:
+        needs.folder(options.folder, "--folder")
     options.threads = options.threads or default_threads(torch.device(options.device))
     return options
 
 
 if __name__ == "__main__":
-    main()
+    needs.run(main)

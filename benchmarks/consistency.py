@@ -25,6 +25,7 @@ from areno_fn.contracts.spec import AdamWSpec
 from areno_fn.steps.token.experience import experience
 from areno_fn.steps.token.paged_rollout import PagedSampler
 from areno_fn.steps.token.score import act
+from benchmarks import needs
 from benchmarks.train_step import SHAPES
 
 MODES, PARTS = ("ordinary", "bitwise"), ("apart", "times")
@@ -36,6 +37,7 @@ PACKINGS = (16384, 3000, 700)
 def main() -> None:
     """Prints the differences, then the times and their ratio."""
     options = _options()
+    needs.room(options.shape, "--shape")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
@@ -165,4 +167,4 @@ def _now(device: torch.device) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    needs.run(main)

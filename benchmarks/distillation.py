@@ -1,6 +1,6 @@
 """Does a generator of 4 steps draw what its teacher draws in 50? Three seeds each, on digits, on CPUs.
 
-    python benchmarks/distillation.py --seeds 3 --jobs 2 --out out/distillation
+    python -m benchmarks.distillation --seeds 3 --jobs 2 --out out/distillation
 
 Runs `specs/flow_dmd2.toml` and `specs/flow_tdm.toml` and prints how often a classifier reads what was asked for, and in brackets
 how far pictures of one class lie apart: of the teacher in 50 steps, of the teacher in 4, which is where the generator begins,
@@ -17,6 +17,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from benchmarks import needs
 
 NAMES = ("flow_dmd2", "flow_tdm")
 SPECS = Path(__file__).resolve().parents[1] / "specs"
@@ -80,4 +82,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    needs.run(main)

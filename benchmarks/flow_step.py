@@ -37,6 +37,7 @@ from areno_fn.steps.flow.noise import noise_levels
 from areno_fn.steps.flow.sample import flow_sampler
 from areno_fn.steps.flow.schedule import flow_match
 from areno_fn.steps.flow.score import act_flow, denoising
+from benchmarks import needs
 from benchmarks.flow_peer import SHAPES, TARGETS, Plain, Task
 from benchmarks.train_step import _matmul_rate
 
@@ -48,6 +49,7 @@ SHIFT = 3.0
 def main() -> None:
     """Measures every side and prints a line for each phase, then the ratios."""
     options = _options()
+    needs.room(options.shape, "--shape")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
@@ -57,7 +59,7 @@ def main() -> None:
     task, rate = _task(options, device, dtype), _matmul_rate(device, dtype)
     products = _products(options, task)
     print(
-        f"{options.rows} rows, {options.steps} steps, {products / 1e12:.2f} TFLOP a row and step, matmul {rate / 1e12:.0f} TFLOP/s"
+        f"{options.rows} rows, {options.steps} steps, {products / 1e12:.3g} TFLOP a row and step, matmul {needs.tflops(rate)}"
     )
     sides = {"plain": _plain, "eager": _eager, "compiled": _compiled}
     lines = []
@@ -69,7 +71,8 @@ def main() -> None:
             lines.append(line)
             print(
                 f"{side:9s} {phase}  {line['seconds'] * 1e3:9.1f} ms (+- {line['spread'] * 1e3:.1f})  "
-                f"peak {line['peak_gb']:6.2f} GB  {line['of_matmul_rate']:.3f} of the matmul rate  first {line['first']:.1f} s",
+                f"peak {needs.gigabytes(line['peak_gb'])}  {line['of_matmul_rate']:.3f} of the matmul rate  "
+                f"first {line['first']:.1f} s",
                 flush=True,
             )
         del sample, update
@@ -94,7 +97,12 @@ def _options() -> argparse.Namespace:
         "--sides", nargs="+", choices=("plain", "eager", "compiled"), default=["plain", "eager", "compiled"]
     )
     parser.add_argument("--json", help="also write the figures to this file")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.pixels < 16 or options.pixels % 16:
+        parser.error(f"--pixels must be a multiple of 16, received {options.pixels}")
+    if options.micro < 1 or options.rows % options.micro:
+        parser.error(f"--rows must be a multiple of --micro, received {options.rows} and {options.micro}")
+    return options
 
 
 def _task(options: argparse.Namespace, device: torch.device, dtype: torch.dtype) -> Task:
@@ -220,7 +228,7 @@ def _timed(run: Callable[[], Any], device: torch.device, repeats: int) -> dict[s
         _wait(device)
         times.append(time.perf_counter() - begin)
     low, middle, high = statistics.quantiles(times, n=4) if repeats > 1 else (times[0],) * 3
-    peak = torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else float("nan")
+    peak = torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else None
     return {"seconds": middle, "spread": (high - low) / 2, "peak_gb": peak, "first": first}
 
 
@@ -240,11 +248,10 @@ def _ratios(lines: list[dict[str, Any]]) -> None:
     for line in lines:
         if line["side"] != "plain" and plain:
             there = plain[line["phase"]]
-            print(
-                f"{line['side']} {line['phase']}: {there['seconds'] / line['seconds']:.3f} of the speed of plain, "
-                f"{line['peak_gb'] / there['peak_gb']:.3f} of its memory"
-            )
+            memory = "" if line["peak_gb"] is None else f", {line['peak_gb'] / there['peak_gb']:.3f} of its memory"
+            speed = there["seconds"] / line["seconds"]
+            print(f"{line['side']} {line['phase']}: {speed:.3f} of the speed of plain{memory}")
 
 
 if __name__ == "__main__":
-    main()
+    needs.run(main)

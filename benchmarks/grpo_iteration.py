@@ -36,6 +36,7 @@ from areno_fn.contracts.spec import (
     Sampling,
     Schedule,
 )
+from benchmarks import needs
 
 WORDS, MOST = 3, 20
 PARTS = {"rollout": "time/rollout", "reward": "time/reward", "scoring": "time/score", "training": "time/train"}
@@ -196,4 +197,4 @@ def draw(curve: Sequence[float], told: Mapping[str, float], picture: Path) -> No
 
 
 if __name__ == "__main__":
-    main()
+    needs.run(main)

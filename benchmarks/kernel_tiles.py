@@ -24,6 +24,7 @@ from areno_fn.kernels.launch import Steps
 from areno_fn.kernels.law import Case, Cases, against_oracle, cotangents_of
 from areno_fn.kernels.linear_token_logp import linear_token_logp
 from areno_fn.kernels.linear_token_loss import linear_token_loss
+from benchmarks import needs
 from benchmarks.kernels import LARGE, copy_rate, matmul_rate, timed
 
 _CHECKS: list[bool] = []
@@ -38,6 +39,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=140.0)
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
+    needs.gpu("the time of a tile")
     until = time.monotonic() + options.seconds
     _CHECKS.append(options.check)
     rates = (1.0, 1.0) if options.check else (copy_rate(), matmul_rate())
@@ -354,4 +356,4 @@ def _attention_blocks(
 
 
 if __name__ == "__main__":
-    main()
+    needs.run(main)

@@ -29,6 +29,7 @@ from areno_fn.kernels.attention import PackedLayout, equal_documents, packed_att
 from areno_fn.kernels.law import Arguments, Case, Cases, cotangents_of, pulled
 from areno_fn.kernels.linear_token_loss import linear_token_loss
 from areno_fn.kernels.symmetric_product import symmetric_product
+from benchmarks import needs
 
 KERNELS = (
     "rms_norm",
@@ -61,6 +62,7 @@ def main() -> None:
         with open(options.record) as file:
             record(json.load(file))
         return
+    needs.gpu("the time of a Triton kernel")
     rates = {"copy": copy_rate(), "matmul": matmul_rate()}
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     print(f"copy {rates['copy'] / 1e9:.0f} GB/s, matmul {rates['matmul'] / 1e12:.0f} TFLOP/s", flush=True)
@@ -372,4 +374,4 @@ def matmul_rate() -> float:
 
 
 if __name__ == "__main__":
-    main()
+    needs.run(main)

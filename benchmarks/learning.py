@@ -1,6 +1,6 @@
 """Does every algorithm learn? Three seeds each, on the model and the task of the quickstart, on CPUs.
 
-    python benchmarks/learning.py --seeds 3 --jobs 2 --out out/learning --plot docs/learning.png
+    python -m benchmarks.learning --seeds 3 --jobs 2 --out out/learning --plot docs/learning.png
 
 GRPO, GSPO, RLOO, REINFORCE++ and PPO each begin where the supervised phase stops, and are scored by exact match on held-out
 sums; the rise is over their own phase. DPO is trained on pairs of a right and a wrong sum, and scored on held-out pairs,
@@ -44,6 +44,7 @@ from areno_fn.steps.token.score import reference_logp
 from areno_fn.world.data import read_all
 from areno_fn.world.preferences import encode_pairs
 from areno_fn.world.tokenizer_bytes import ByteTokenizer
+from benchmarks import needs
 
 DRAWN = {"samples": 8, "minibatches": 2, "sampling": Sampling(max_tokens=5)}
 ALGORITHMS: dict[str, AlgorithmSpec] = {
@@ -135,7 +136,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=150, help="of reinforcement learning")
-    parser.add_argument("--only", nargs="+", default=[*ALGORITHMS, "dpo"])
+    parser.add_argument("--only", nargs="+", choices=[*ALGORITHMS, "dpo"], default=[*ALGORITHMS, "dpo"])
     parser.add_argument("--jobs", type=int, default=1, help="runs at once")
     parser.add_argument("--threads", type=int, default=1, help="of each")
     parser.add_argument("--out", type=Path, default=Path("out/learning"))
@@ -197,4 +198,4 @@ def draw(folder: Path, jobs: Sequence[tuple[str, int]], picture: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    needs.run(main)

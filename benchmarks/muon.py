@@ -1,6 +1,6 @@
 """Muon against AdamW: how many steps each needs to the loss at which AdamW ends.
 
-    python benchmarks/muon.py --steps 200 --seeds 3
+    python -m benchmarks.muon --steps 200 --seeds 3
 
 trains the supervised phase of a specification from each seed, with AdamW at several rates and with Muon, which moves the hidden
 matrices while AdamW moves the rest at the same several rates. It compares the best of each: the losses are means over 10 steps.
@@ -17,6 +17,7 @@ import msgspec
 
 import areno_fn as af
 from areno_fn.contracts.spec import AdamWSpec, MuonSpec, OptimizerSpec, Remainder, RunSpec, Schedule
+from benchmarks import needs
 
 WINDOW = 10
 
@@ -72,4 +73,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    needs.run(main)

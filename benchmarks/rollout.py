@@ -33,12 +33,16 @@ from areno_fn.kernels.sample import sample
 from areno_fn.steps.token.experience import experience
 from areno_fn.steps.token.paged_rollout import PagedSampler
 from areno_fn.steps.token.score import act
+from benchmarks import needs
 from benchmarks.train_step import SHAPES
 
 
 def main() -> None:
     """Measures and prints a line for each, then the ratios."""
     options = _options()
+    needs.room(options.shape, "--shape")
+    if options.kernels or options.tune:
+        needs.gpu("the time of single kernels", "leave --kernels and --tune out")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
@@ -290,4 +294,4 @@ def _forget(device: torch.device) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    needs.run(main)

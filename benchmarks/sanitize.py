@@ -17,6 +17,7 @@ import sys
 import torch
 
 from areno_fn.engine.smoke import SMOKE
+from benchmarks import needs
 
 PLACES = (os.environ.get("PATH", ""), "/usr/local/cuda/bin")
 
@@ -31,9 +32,9 @@ def main() -> int:
     if options.inside:
         return _calls(options.only)
     tool = shutil.which("compute-sanitizer", path=os.pathsep.join(PLACES))
+    needs.gpu("a check of kernels by compute-sanitizer")
     if tool is None:
-        print("compute-sanitizer is not on this machine: nothing was checked")
-        return 0
+        raise needs.NeedsError("compute-sanitizer is not on this machine; it comes with the CUDA toolkit")
     found = [_under(tool, name, options.only) for name in options.tools]
     return int(any(found))
 
@@ -72,4 +73,4 @@ def _under(tool: str, name: str, kernels: list[str]) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    needs.run(main)

@@ -25,6 +25,7 @@ import contextlib
 import gc
 import itertools
 import json
+import re
 import statistics
 import time
 from collections.abc import Callable
@@ -38,6 +39,7 @@ import areno_fn as af
 from areno_fn.contracts.footprint import Footprint
 from areno_fn.contracts.spec import AdamWSpec
 from areno_fn.engine.predict import predict
+from benchmarks import needs
 
 SHAPES = {
     "qwen3-0.6b": {
@@ -67,6 +69,8 @@ PEERS = (
     "eager", "compile", "compile-layers", "liger", "liger-checkpointing", "liger-compile", "liger-compile-layers",
 )  # fmt: skip
 PRECISIONS = ("stored", "master")
+OWN = re.compile(r"plain|captured|full|every:[1-9]\d*")
+SIZES = re.compile(r"[1-9]\d*x[1-9]\d*")
 
 Step = Callable[[], float]
 
@@ -94,15 +98,17 @@ class Case:
 def main() -> None:
     """Measures all, prints a line for each and the ratio to the fastest peer."""
     options = _options()
+    cases = _cases(options)
+    _require(options, cases)
     begin = time.perf_counter()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     print(f"{name}, torch {torch.__version__}, transformers {transformers.__version__}, {options.model}, {dtype}")
     rate = _matmul_rate(device, dtype)
-    print(f"matmul rate {rate / 1e12:.1f} TFLOP/s", flush=True)
+    print(f"matmul rate {needs.tflops(rate)}", flush=True)
     lines: list[dict[str, Any]] = []
-    for case in _cases(options):
+    for case in cases:
         if options.seconds and time.perf_counter() - begin > options.seconds:
             print(f"{case.label} {case.precision} {case.shape}: not run, {options.seconds} s are over")
             continue
@@ -119,8 +125,33 @@ def _cases(options: argparse.Namespace) -> list[Case]:
     """What is measured, in order. Liger replaces functions of transformers for good, so its peers come last."""
     labels = [*options.ours, *(peer for peer in PEERS if peer in options.peers)]
     named = [case.split("/") for case in options.cases] or itertools.product(labels, options.precisions, options.shapes)
-    cases = [Case(*of) for of in named]
+    cases = [_case("/".join(of)) for of in named]
     return [case for liger in (False, True) for case in cases if case.label.startswith("liger") == liger]
+
+
+def _case(text: str) -> Case:
+    """Reads label/precision/shape.
+
+    Raises:
+        NeedsError: it is none.
+    """
+    label, precision, shape = (*text.split("/"), "", "", "")[:3]
+    own = all(OWN.fullmatch(option) for option in label.split("+"))
+    if text.count("/") != 2 or not (own or label in PEERS) or precision not in PRECISIONS or not SIZES.fullmatch(shape):
+        raise needs.NeedsError(
+            f"{text!r} is no case; it is label/precision/shape, the label one of {', '.join(PEERS)} or of plain, captured, "
+            f"full and every:k joined by +, the precision {' or '.join(PRECISIONS)}, the shape rows x length such as 4x256"
+        )
+    return Case(label, precision, shape)
+
+
+def _require(options: argparse.Namespace, cases: list[Case]) -> None:
+    """Everything that some case needs and this machine may lack."""
+    needs.room(options.model, "--model")
+    if any("captured" in case.label.split("+") for case in cases):
+        needs.gpu("a captured step, which is a CUDA graph,", "leave captured out")
+    if any(case.label.startswith("liger") for case in cases):
+        needs.package("liger_kernel", "a peer with Liger's kernels", "liger-kernel")
 
 
 def _options() -> argparse.Namespace:
@@ -157,12 +188,13 @@ def _line(
     found["tokens_per_s"] = tokens.numel() / found["seconds"]
     found["of_matmul_rate"] = _flops(model, *case.sizes) / found["seconds"] / rate
     found["whole_s"] = time.perf_counter() - begin
-    expected = _expected(case, options.model, tokens) if case.is_own else None
+    expected = _expected(case, options.model, tokens) if case.is_own and device.type == "cuda" else None
     found["predicted_gb"] = None if expected is None else expected.total / 1e9
     print(
         f"{case.label:20s} {case.precision:6s} {case.shape:>7s} {found['tokens_per_s']:9.0f} tokens/s  "
-        f"{found['seconds'] * 1e3:7.1f} ms (+- {found['spread'] * 1e3:.1f})  peak {found['peak_gb']:6.2f} GB, reserved "
-        f"{found['reserved_gb']:6.2f}  {found['of_matmul_rate']:.3f} of the matmul rate  loss {found['loss']:.4f}",
+        f"{found['seconds'] * 1e3:7.1f} ms (+- {found['spread'] * 1e3:.1f})  "
+        f"peak {needs.gigabytes(found['peak_gb'])}, reserved {needs.gigabytes(found['reserved_gb'])}  "
+        f"{found['of_matmul_rate']:.3f} of the matmul rate  loss {found['loss']:.4f}",
         flush=True,
     )
     if expected is not None:
@@ -269,14 +301,14 @@ def _measure(step: Step, device: torch.device, steps: int) -> dict[str, Any]:
     if device.type == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-    reserved = torch.cuda.max_memory_reserved() / 1e9 if device.type == "cuda" else float("nan")
+    reserved = torch.cuda.max_memory_reserved() / 1e9 if device.type == "cuda" else None
     marks = [time.perf_counter()]
     for _ in range(steps):
         loss = step()
         if device.type == "cuda":
             torch.cuda.synchronize()
         marks.append(time.perf_counter())
-    peak = torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else float("nan")
+    peak = torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else None
     low, middle, high = statistics.quantiles([b - a for a, b in itertools.pairwise(marks)], n=4)
     return {"seconds": middle, "spread": (high - low) / 2, "peak_gb": peak, "reserved_gb": reserved, "loss": loss}
 
@@ -319,4 +351,4 @@ def _flops(shape: dict[str, int], rows: int, length: int) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    needs.run(main)

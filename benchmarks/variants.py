@@ -1,6 +1,6 @@
 """What averages, snapshots on the host and merged weights cost.
 
-    python benchmarks/variants.py [--shape qwen3-0.6b | tiny] [--rank 16] [--repeats 5]
+    python -m benchmarks.variants [--shape qwen3-0.6b | tiny] [--rank 16] [--repeats 5]
 
 Parameters are in bf16 on a GPU, in float32 on a CPU. The best of some repetitions is printed: one update of the average, the two
 directions of a move (the first one, which also takes page-locked memory, apart), the merge of adapters on every linear map of
@@ -15,17 +15,19 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from adapters import _decoding, _model
-from train_step import SHAPES
 
 import areno_fn as af
 from areno_fn.engine.derived import Derived
 from areno_fn.models import adapters
+from benchmarks import needs
+from benchmarks.adapters import _decoding, _model
+from benchmarks.train_step import SHAPES
 
 
 def main() -> None:
     """Measures everything and prints one line each."""
     options = _options()
+    needs.room(options.shape, "--shape")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
@@ -89,4 +91,4 @@ def _wait(device: torch.device) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    needs.run(main)

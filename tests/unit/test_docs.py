@@ -63,7 +63,7 @@ def test_every_block_is_run_by_a_test(page: Path) -> None:
 
 def test_commands_are_found() -> None:
     programs = {program for _, program, _ in commands()}
-    assert {"-m areno_fn.run", "-m areno_fn.ckpt", "benchmarks/distillation.py", "-m benchmarks.rollout"} <= programs
+    assert {"-m areno_fn.run", "-m areno_fn.ckpt", "-m benchmarks.distillation", "-m benchmarks.rollout"} <= programs
 
 
 @pytest.mark.parametrize(("page", "program", "rest"), sorted(set(commands())))
