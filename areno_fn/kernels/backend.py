@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -31,25 +34,55 @@ def backend(kernel: str, *tensors: torch.Tensor) -> str:
     return BACKENDS[device.type]
 
 
+@contextmanager
+def interpreted() -> Iterator[None]:
+    """A context in which `triton.py` computes on CPU tensors, in Triton's interpreter, in the place of the reference.
+
+    Raises:
+        KernelError: the interpreter is not switched on.
+    """
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        raise KernelError(
+            "on a CPU Triton kernels run in its interpreter alone, which is off; "
+            "set TRITON_INTERPRET=1 in the environment before Python starts"
+        )
+    before = BACKENDS["cpu"]
+    BACKENDS["cpu"] = "triton"
+    try:
+        with warnings.catch_warnings():  # of the infinities and NaN that masked elements of a tile may have
+            warnings.filterwarnings("ignore", ".* encountered in", RuntimeWarning)
+            yield
+    finally:
+        BACKENDS["cpu"] = before
+
+
 def implementation(
-    kernel: str, part: str, signature: str, reference: Callable[..., Any], like: Callable[..., Any]
+    kernel: str,
+    part: str,
+    signature: str,
+    reference: Callable[..., Any],
+    like: Callable[..., Any],
+    *,
+    package: str = "",
 ) -> Callable[..., Any]:
     """One part of a kernel, its forward or its backward, on any device it is implemented for.
 
-    On the GPU this is the function `part` of `areno_fn/kernels/<kernel>/triton.py`, imported when it is first
-    needed. While a graph is traced it is called through an operator of that name, so that the tracer
-    sees one node with known outputs instead of pointers that do not exist yet.
+    On the GPU this is the function `part` of the kernel's `triton.py`, imported when it is first needed. While a graph
+    is traced it is called through an operator of that name, so that the tracer sees one node with known outputs instead
+    of pointers that do not exist yet.
 
     Args:
-        kernel: name of the folder.
+        kernel: its name, which no other kernel of the process has.
         part: name of the function in `triton.py`.
         signature: its signature in torch's schema language, such as `(Tensor x, float eps) -> Tensor`.
         reference: the same function on the CPU.
         like: the same function again, returning uninitialised results of the right shape, dtype and strides.
+        package: what holds `triton.py`, for a kernel of your own `__package__`; else the folder of that name here.
     """
+    home = package or f"areno_fn.kernels.{kernel}"
 
     def on_gpu(*args: Any) -> Any:
-        return getattr(importlib.import_module(f"areno_fn.kernels.{kernel}.triton"), part)(*args)
+        return getattr(importlib.import_module(f"{home}.triton"), part)(*args)
 
     operator = torch.library.custom_op(f"areno_fn::{kernel}_{part}", on_gpu, mutates_args=(), schema=signature)
     operator.register_fake(like)

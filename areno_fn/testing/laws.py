@@ -26,6 +26,7 @@ from areno_fn.testing.donation import donation_agrees
 from areno_fn.testing.flow import trajectory_matches_training
 from areno_fn.testing.invariance import accumulation_invariant, exact_under_split, permutation_invariant
 from areno_fn.testing.isos import iso_roundtrip
+from areno_fn.testing.kernels import kernel_agrees
 from areno_fn.testing.layouts import layout_agrees, placements_agree, shards_agree
 from areno_fn.testing.masks import mask_blind
 from areno_fn.testing.optimizers import optimizer_matches
@@ -44,6 +45,7 @@ __all__ = [
     "exact_under_split",
     "gradient",
     "iso_roundtrip",
+    "kernel_agrees",
     "layout_agrees",
     "mask_blind",
     "no_alias",

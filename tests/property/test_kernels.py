@@ -27,7 +27,7 @@ from areno_fn.kernels.backend import BACKENDS, backend
 from areno_fn.kernels.gated_gelu import cases as gated_gelu_cases
 from areno_fn.kernels.gated_silu import cases as gated_silu_cases
 from areno_fn.kernels.gated_silu import gated_silu
-from areno_fn.kernels.law import Case, Cases, against_oracle, cotangents_of, moving_tensors, pulled
+from areno_fn.kernels.law import Case, Cases, against_oracle, moving_tensors
 from areno_fn.kernels.linear_token_logp import cases as linear_token_logp_cases
 from areno_fn.kernels.linear_token_loss import cases as linear_token_loss_cases
 from areno_fn.kernels.norm_rotary import cases as norm_rotary_cases
@@ -38,6 +38,7 @@ from areno_fn.kernels.rotary import cases as rotary_cases
 from areno_fn.kernels.rotary import rotary
 from areno_fn.kernels.token_logp import cases as token_logp_cases
 from areno_fn.kernels.token_logp import token_logp
+from areno_fn.testing.kernels import fits_formula, makes_new_results, reads_spread_cotangents, same_under_transforms
 
 KERNELS = [
     rms_norm_cases.CASES,
@@ -78,63 +79,25 @@ def for_cases(function: Callable[[Cases, Case], None], kernel: Cases, examples: 
 # ---------------------------------------------------------------------------------------- the law of kernels
 
 
-def fits(kernel: Cases, case: Case) -> None:
-    differences = against_oracle(kernel, case, "cpu")
-    assert [d for d in differences if not d.fits] == []
-
-
 @every_kernel
 def test_outputs_and_gradients_are_the_formulas(kernel: Cases, mode: str) -> None:
-    for_cases(fits, kernel, 100 if mode == "reference" else 40)
+    for_cases(fits_formula, kernel, 100 if mode == "reference" else 40)
 
 
 @every_kernel
 def test_the_formulas_hold_across_tiles(kernel: Cases, mode: str) -> None:
     for case in kernel.wide:
-        fits(kernel, case)
-
-
-def agrees(kernel: Cases, case: Case) -> None:
-    """torch.func and autograd, twice, from inputs that stay as they were."""
-    arguments = kernel.build(case, "cpu")
-    before = [x.clone() for x in arguments.positional if isinstance(x, torch.Tensor)]
-    cotangents = cotangents_of(kernel, case, arguments)
-    outputs, gradients = pulled(kernel.function, arguments, kernel.answered, cotangents)
-
-    def function(*moving: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        given = list(arguments.positional)
-        for i, x in zip(arguments.moving, moving, strict=True):
-            given[i] = x
-        result = kernel.function(*given, **arguments.keywords)
-        result = result if isinstance(result, tuple) else (result,)
-        return tuple(result[i] for i in kernel.answered)
-
-    values, pull = torch.func.vjp(function, *moving_tensors(arguments))
-    assert tree.first_difference(values, tuple(outputs[i] for i in kernel.answered)) is None
-    assert tree.first_difference(pull(cotangents), gradients) is None
-    assert tree.first_difference(pull(cotangents), gradients) is None
-    after = [x for x in arguments.positional if isinstance(x, torch.Tensor)]
-    assert tree.first_difference(after, before) is None
+        fits_formula(kernel, case)
 
 
 @every_kernel
 def test_torch_func_and_a_second_pull_give_the_same_bits_and_write_nothing(kernel: Cases, mode: str) -> None:
-    for_cases(agrees, kernel, 25 if mode == "reference" else 10)
-
-
-def spreads(kernel: Cases, case: Case) -> None:
-    """A cotangent without memory of its own: that of a sum."""
-    arguments = kernel.build(case, "cpu")
-    plain = cotangents_of(kernel, case, arguments)
-    ones = tuple(torch.ones_like(c) for c in plain)
-    spread = tuple(torch.ones((), dtype=c.dtype).expand(c.shape) for c in plain)
-    want = pulled(kernel.function, arguments, kernel.answered, ones)
-    assert tree.first_difference(pulled(kernel.function, arguments, kernel.answered, spread), want) is None
+    for_cases(same_under_transforms, kernel, 25 if mode == "reference" else 10)
 
 
 @every_kernel
 def test_a_cotangent_of_stride_zero_is_read(kernel: Cases, mode: str) -> None:
-    for_cases(spreads, kernel, 10)
+    for_cases(reads_spread_cotangents, kernel, 10)
 
 
 @every_kernel
@@ -144,12 +107,7 @@ def test_outputs_are_new_and_the_gradients_have_the_dtypes_of_the_inputs(kernel:
         dtype=torch.bfloat16,
         variant=kernel.hot[0].variant,
     )
-    arguments = kernel.build(case, "cpu")
-    outputs, gradients = pulled(kernel.function, arguments, kernel.answered, cotangents_of(kernel, case, arguments))
-    pointers = {x.data_ptr() for x in arguments.positional if isinstance(x, torch.Tensor)}
-    assert not pointers & {x.data_ptr() for x in (*outputs, *gradients)}
-    assert all(x.is_contiguous() for x in outputs)
-    assert [g.dtype for g in gradients] == [x.dtype for x in moving_tensors(arguments)]
+    makes_new_results(kernel, case)
 
 
 @every_kernel

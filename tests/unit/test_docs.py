@@ -17,6 +17,10 @@ RUN_BY: dict[str, dict[str, tuple[int, tuple[str, ...]]]] = {
     "README.md": {"bash": (2, ("e2e/test_readme.py",)), "python": (1, ("e2e/test_readme.py",))},
     "docs/adapters.md": dict.fromkeys(("bash", "python", "toml"), (1, ("e2e/test_lora.py",))),
     "docs/adding/flow_family.md": {"python": (2, ("unit/test_flow_fields.py",))},
+    "docs/adding/kernel.md": {
+        language: (number, ("unit/test_kernel_law.py",))
+        for language, number in (("python", 5), ("bash", 1), ("text", 1))
+    },
     "docs/adding/loss.md": {"python": (3, ("e2e/test_readme.py",))},
     "docs/adding/model.md": {"python": (7, ("e2e/test_readme.py",)), "text": (4, ("e2e/test_readme.py",))},
     "docs/adding/reward.md": {"python": (2, ("e2e/test_readme.py",)), "toml": (3, ("e2e/test_readme.py",))},

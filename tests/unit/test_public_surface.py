@@ -20,7 +20,7 @@ read_spec record remat replace sampler save_hf score sequence_clipped sgd snapsh
 train_step tree unmerge value_and_grad value_clipped whiten
 """.split()
 TESTING = {
-    "laws": "accumulation_invariant batch_invariant donation_agrees exact_under_split gradient mask_blind no_alias "
+    "laws": "accumulation_invariant batch_invariant donation_agrees exact_under_split gradient kernel_agrees mask_blind no_alias "
     "optimizer_matches permutation_invariant pure roles_disjoint_exhaustive rollout_matches_training step_is_pure",
     "strict": "strict",
     "strategies": "actions comparisons documents estimates experiences keys packed packed_tokens pairs prompts role_trees "
