@@ -65,6 +65,15 @@ class Sweep:
                 found.append(f"{dotted(place)}: {dead[0]!r} in the place of {value_at(plain, place)!r} does nothing")
         return found
 
+    def idle(self, plain: Plain, names: Container[str]) -> set[str]:
+        """Those of some fields that change nothing, by any value that is not refused; a field needs one such value."""
+        found = set[str]()
+        for place, info in self._places(plain, None):
+            if dotted(place) in names:
+                after = {said for _, said in self._effects(plain, place, info) if isinstance(said, bytes)}
+                found |= {dotted(place)} if after == {self._outcome(plain)} else set()
+        return found
+
     def contexts(self, kind: str, among: Container[str] | None) -> Iterator[tuple[str, Plain]]:
         """The algorithm with every other choice and without what may be left out; what is then refused is at its default."""
         first = self.base(kind)

@@ -14,7 +14,7 @@ from areno_fn.contracts.flow import Conditions, FlowPrompts, Trajectory
 from areno_fn.contracts.flow_batch import Clean, EachReward, JudgedTrajectory
 from areno_fn.contracts.flow_policy import straight
 from areno_fn.contracts.spec import EMA, SGDSpec
-from areno_fn.steps.recipes import Materials, Teaching, build
+from areno_fn.steps.recipes import Losses, Materials, Teaching, build
 
 KEY = af.Key.of(8)
 ITERATIONS = 2
@@ -70,7 +70,7 @@ def batch_of(algorithm: af.Algorithm, state: af.TrainState, kind: Any) -> Any:
     return JudgedTrajectory(rollout=drawn, rewards=values @ torch.tensor(WEIGHTS), each=each)
 
 
-def told(spec: Any) -> bytes:
+def told(spec: Any, losses: Losses | None = None) -> bytes:
     """A digest of all that some iterations leave: what was drawn, metrics, and every number of every state.
 
     Raises:
@@ -86,7 +86,7 @@ def told(spec: Any) -> bytes:
         teachers={"folder": Teaching(role="teacher", policy=POLICY), "other": Teaching(role="other", policy=POLICY)},
         sources=(SETS[0], SETS[1], SETS[0], SETS[1]),
     )
-    algorithm = build(spec, materials)
+    algorithm = build(spec, materials, losses)
     params = {"actor": parameters(0.7), "teacher": parameters(0.6), "other": parameters(-0.3)}
     state = algorithm.begin(
         af.TrainState(params=params, optim={}, snapshots={}, counters=af.Counters(), key=KEY, cursor=af.Cursor())

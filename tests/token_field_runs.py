@@ -14,7 +14,7 @@ from areno_fn import tree
 from areno_fn.contracts.batch import Example, JudgedRollout, Pair, Prompts, Rollout
 from areno_fn.contracts.spec import DPO, EMA, SGDSpec
 from areno_fn.contracts.valued import Valued
-from areno_fn.steps.recipes import Algorithm, Materials, build
+from areno_fn.steps.recipes import Algorithm, Losses, Materials, build
 from areno_fn.steps.token.pack import micro_batches
 from areno_fn.steps.token.pairs import pack_pairs, pair_batches
 
@@ -49,7 +49,7 @@ def batch_of(algorithm: Algorithm, state: af.TrainState, spec: Any) -> Any:
     return JudgedRollout(rollout=drawn, rewards=(drawn.tokens % 5).sum(1).float().sqrt())
 
 
-def told(spec: Any) -> bytes:
+def told(spec: Any, losses: Losses | None = None) -> bytes:
     """A digest of all that some iterations leave: what was drawn, metrics, and every number of every state.
 
     Raises:
@@ -67,7 +67,7 @@ def told(spec: Any) -> bytes:
         "actor": POLICY.init(),
         "critic": Valued(trunk=POLICY.init(7), head=torch.linspace(-0.3, 0.3, POLICY.vocab_size)[None]),
     }
-    algorithm = build(spec, materials)
+    algorithm = build(spec, materials, losses)
     state = algorithm.begin(
         af.TrainState(
             params={role: params[role] for role in spec.roles},

@@ -34,6 +34,7 @@ from areno_fn.engine.medium import Medium
 from areno_fn.engine.model import ModelPlan, plan_model
 from areno_fn.engine.number_rules import vocabulary_problems
 from areno_fn.engine.optimizers import Mover, Trained, trained
+from areno_fn.engine.own_losses import loss_problems
 from areno_fn.engine.phases import PhasePlan, plan_phase
 from areno_fn.engine.picture_medium import Pictures
 from areno_fn.engine.pipeline_rules import check_pipeline, check_steps
@@ -143,6 +144,8 @@ def plan(
     check_composition(spec)
     _check_phases(spec, "losses", losses)
     _check_phases(spec, "optimizers", optimizers)
+    if unread := [*loss_problems(spec, losses)]:
+        raise SpecError("\n".join(unread))
     device = _device(spec)
     with at("model"):
         model = plan_model(spec)

@@ -67,8 +67,8 @@ OTHERS: dict[str, list[Any]] = {
 """Other values of what is no number and no choice."""
 
 
-def check(algorithm: Any) -> None:
-    """The rules that a phase of an algorithm is held to, in a run of adapters that keeps an average."""
+def run_of(algorithm: Any) -> RunSpec:
+    """A run of adapters that keeps an average, of one phase of an algorithm."""
     rewarded = algorithm.execution.feedback == "runtime_reward"
     phase = Phase(
         name="it",
@@ -80,7 +80,12 @@ def check(algorithm: Any) -> None:
         rewards=[FunctionReward(function="a:b")] if rewarded else [],
         ema=AVERAGE,
     )
-    spec = RunSpec(model=HFModel(path="there"), finetune=Lora(), phases=[phase])
+    return RunSpec(model=HFModel(path="there"), finetune=Lora(), phases=[phase])
+
+
+def check(algorithm: Any) -> None:
+    """The rules that a phase of an algorithm is held to."""
+    spec = run_of(algorithm)
     check_composition(spec)
     check_medium(spec, "digits_dit", "pictures")
 

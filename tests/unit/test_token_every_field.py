@@ -43,8 +43,8 @@ BASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def judged(algorithm: Any) -> bytes:
-    """What is left, under the rules that a phase of an algorithm is held to."""
+def run_of(algorithm: Any) -> RunSpec:
+    """A run of one phase of an algorithm."""
     phase = Phase(
         name="it",
         algorithm=algorithm,
@@ -55,9 +55,18 @@ def judged(algorithm: Any) -> bytes:
         rewards=[] if isinstance(algorithm, SFT | DPO) else [FunctionReward(function="a:b")],
         ema=AVERAGE,
     )
-    spec = RunSpec(model=HFModel(path="there"), phases=[phase])
+    return RunSpec(model=HFModel(path="there"), phases=[phase])
+
+
+def check(algorithm: Any) -> None:
+    """The rules that a phase of an algorithm is held to."""
+    spec = run_of(algorithm)
     check_composition(spec)
     check_medium(spec, "qwen3", "text")
+
+
+def judged(algorithm: Any) -> bytes:
+    check(algorithm)
     return told(algorithm)
 
 
