@@ -28,7 +28,7 @@ COLDEST = 1e-6
 class Sampling(Spec, frozen=True, kw_only=True):
     """The distribution tokens are drawn from. Truncation order: temperature, top-k, top-p, min-p.
 
-    `temperature = 0` is greedy decoding, legal only for evaluation; any other is at least `COLDEST`.
+    `temperature = 0` is greedy decoding, legal only for evaluation; any other is at least 1e-06.
     """
 
     max_tokens: Tokens = 64

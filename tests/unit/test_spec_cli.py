@@ -19,7 +19,9 @@ from areno_fn.command import main
 from areno_fn.contracts import spec as contracts
 from areno_fn.contracts.errors import DataError, SpecError
 from areno_fn.engine import specfile
+from areno_fn.engine.plan import plan
 from areno_fn.engine.specfile.commented import commented
+from areno_fn.engine.specfile.foreign import FIELDS, medium_of
 from areno_fn.engine.specfile.meanings import MEANINGS
 from areno_fn.spec import command
 
@@ -69,15 +71,57 @@ def test_new_shows_every_field_of_every_table_with_its_meaning(kind: str) -> Non
         *spec.phases,
     ]
     tables += [part for phase in spec.phases for part in (phase.algorithm, phase.batch, *phase.data, *phase.optimizers)]
-    tables += [
-        part
-        for table in (*(p.algorithm for p in spec.phases), spec.evaluation)
-        if (part := getattr(table, "denoising", None))
-    ]
+    drawn = [phase.algorithm for phase in spec.phases]
+    drawn += [spec.evaluation] if medium_of(spec) == "pictures" else []
+    tables += [part for table in drawn if (part := getattr(table, "denoising", None))]
+    foreign = FIELDS[medium_of(spec)]
     for table in tables:
-        for field in table.__struct_fields__:
+        for field in set(table.__struct_fields__) - set(foreign.get(type(table), ())):
             assert re.search(rf"^#?\[?\[?(\w+\.)*{field}\b.*# .", text, re.MULTILINE) or field == "config", field
             assert MEANINGS[type(table).__name__][field] in text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_new_shows_nothing_that_is_refused_for_what_its_model_makes(kind: str, tmp_path: Path) -> None:
+    spec = specfile.STARTERS[kind]()
+    shown = tomllib.loads(re.sub(r"^#(?=\w+ = |\[)", "", specfile.commented(spec), flags=re.MULTILINE))
+    for table, names in FIELDS[medium_of(spec)].items():
+        places = {
+            contracts.RunSpec: [shown],
+            contracts.HFModel: [shown["model"]],
+            contracts.Phase: shown["phases"],
+            contracts.Batch: [phase["batch"] for phase in shown["phases"]],
+            contracts.Evaluation: [shown.get("evaluation", {})],
+        }[table]
+        for place in places:
+            assert not set(place) & set(names), (table, names)
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong"),
+    [
+        ("quickstart", "phases.0.denoising.steps=3 phases.0.batch.micro_rows=2 evaluation.denoising.steps=3"),
+        ("flow", "phases.0.capture=true phases.0.batch.micro_tokens=5 phases.0.batch.max_length=5"),
+        (
+            "flow",
+            "phases.0.batch.overlong=drop evaluation.sampling.max_tokens=5 tokenizer.kind=byte consistency=bitwise",
+        ),
+    ],
+)
+def test_what_new_leaves_out_is_refused_for_what_its_model_makes(kind: str, wrong: str, tmp_path: Path) -> None:
+    specfile.write(specfile.STARTERS[kind](), tmp_path / "spec.toml")
+    for override in wrong.split():
+        with pytest.raises(SpecError):
+            plan(specfile.read(tmp_path / "spec.toml", [override, "device=cpu"]))
+
+
+def test_every_choice_of_a_kind_is_of_the_medium() -> None:
+    text, pictures = (specfile.commented(specfile.STARTERS[kind]()) for kind in ("grpo", "flow"))
+    assert '# "sft" | "dpo" | "grpo" | "gspo" | "ppo"\n' in text and '"flow_' not in text
+    assert '# "jsonl" | "parquet" | "hf" | "arithmetic"\n' in text and '# "function" | "model" | "http"\n' in text
+    assert '# "digits" | "digit_pairs"\n' in pictures and '# "function" | "clip" | "http"\n' in pictures
+    assert '# "flow_sft" | "flow_dpo" | ' in pictures and '"sft" | "dpo"' not in pictures
+    assert '# "jsonl" | "parquet" | "hf"\n' in specfile.commented(specfile.STARTERS["pipeline"]())
 
 
 def test_every_field_of_a_specification_has_a_meaning_and_nothing_else_has() -> None:

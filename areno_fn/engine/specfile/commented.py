@@ -1,6 +1,7 @@
 """A specification as commented TOML: what is set stands as it is, what is left at its default is shown behind `#`.
 
-Taking every `#` off the start of a setting changes nothing, because it shows the default.
+Taking every `#` off the start of a setting changes nothing, because it shows the default. What models of another medium take
+is not shown where it stands at its default.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import tomli_w
 from msgspec import Struct
 
 from areno_fn.contracts.spec import RunSpec
+from areno_fn.engine.specfile.foreign import FIELDS, kinds_of_others, medium_of
 from areno_fn.engine.specfile.meanings import meaning
-from areno_fn.engine.specfile.types import Type, default_of, kinds, plain_copy, root, structs
+from areno_fn.engine.specfile.types import Type, default_of, plain_copy, root, structs
 
 _COLUMN = 34
 
@@ -27,22 +29,40 @@ def commented(spec: RunSpec) -> str:
         spec: a valid specification; its `model.config` must hold no None.
     """
     lines = ["# A specification for `python -m areno_fn.run FILE`. Settings behind # show their defaults.", ""]
-    return "\n".join([*lines, *_table(spec, root(), "", set())]) + "\n"
+    return "\n".join([*lines, *_table(spec, root(), "", _Page(spec))]) + "\n"
 
 
-def _table(value: Struct, info: Type, path: str, told: set[type]) -> Iterator[str]:
+class _Page:
+    """What the tables of one specification share.
+
+    Attributes:
+        told: kinds of tables that have been explained.
+        fields: by kind of table, fields of other media.
+        others: kinds of tables that its model does not take.
+    """
+
+    def __init__(self, spec: RunSpec) -> None:
+        self.told: set[type] = set()
+        self.fields = FIELDS[medium_of(spec)]
+        self.others = kinds_of_others(spec)
+
+
+def _table(value: Struct, info: Type, path: str, page: _Page) -> Iterator[str]:
     """The settings of one table, then the tables inside it: TOML wants them in this order."""
     struct = next(member for member in structs(info) if member.cls is type(value))
     if struct.tag is not None:
-        yield _line(f"kind = {toml_value(struct.tag)}", _choices(kinds(info)))
+        own = [member.tag for member in structs(info) if not issubclass(member.cls, page.others)]
+        yield _line(f"kind = {toml_value(struct.tag)}", _choices(own))
     inner: list[Iterator[str]] = []
     for field in struct.fields:
         item, where = getattr(value, field.name), f"{path}.{field.name}".lstrip(".")
         words = meaning(struct.cls, field.name)
+        if field.name in page.fields.get(struct.cls, ()) and plain_copy(item) == default_of(field):
+            continue
         if item == {} == default_of(field):
             yield _setting(field, item, words)
         elif _is_table(item):
-            inner.append(_inner(item, field.type, where, words, told))
+            inner.append(_inner(item, field.type, where, words, page))
         elif item is None:
             inner.append(iter(["", f"#[{where}]  # {words}"]))
         else:
@@ -51,14 +71,14 @@ def _table(value: Struct, info: Type, path: str, told: set[type]) -> Iterator[st
         yield from lines
 
 
-def _inner(item: Any, info: Type, path: str, words: str, told: set[type]) -> Iterator[str]:
+def _inner(item: Any, info: Type, path: str, words: str, page: _Page) -> Iterator[str]:
     if isinstance(item, dict):
         yield from ("", f"# {words}", *_free_table(item, path))
     elif isinstance(item, list):
         for one in item:
-            yield from ("", *_about(one, told), f"[[{path}]]  # {words}", *_table(one, _item_type(info), path, told))
+            yield from ("", *_about(one, page), f"[[{path}]]  # {words}", *_table(one, _item_type(info), path, page))
     else:
-        yield from ("", *_about(item, told), f"[{path}]  # {words}", *_table(item, info, path, told))
+        yield from ("", *_about(item, page), f"[{path}]  # {words}", *_table(item, info, path, page))
 
 
 def _free_table(item: dict[str, Any], path: str) -> list[str]:
@@ -91,11 +111,11 @@ def _item_type(info: Type) -> Type:
     return info.item_type
 
 
-def _about(value: Struct, told: set[type]) -> list[str]:
+def _about(value: Struct, page: _Page) -> list[str]:
     """What a table is, the first time that one of its kind appears."""
-    if type(value) in told:
+    if type(value) in page.told:
         return []
-    told.add(type(value))
+    page.told.add(type(value))
     return [f"# {line}" for line in (inspect.getdoc(type(value)) or "").splitlines() if line]
 
 
