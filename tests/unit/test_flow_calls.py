@@ -259,6 +259,16 @@ UPDATES: Wrong = {
         RecordError,
         r"^rows are named by a vector of int64, received bool\[2\]$",
     ),
+    "a row too many": (
+        lambda: denoising(DRAWN, torch.ones(2), rows=torch.tensor([1, 2])),
+        RecordError,
+        "^rows names row 2, but the trajectory has 2 rows, numbered from 0$",
+    ),
+    "a row before the first": (
+        lambda: denoising(DRAWN, torch.ones(2), rows=torch.tensor([-3])),
+        RecordError,
+        "^rows names row -3, but the trajectory has 2 rows, numbered from 0$",
+    ),
     "less than a row": (lambda: denoising(DRAWN, torch.ones(2), micro=-1), RecordError, "most rows of a micro-batch, received -1"),
     "rewards in a list": (lambda: group_advantages([1.0], THREE), RecordError, "rewards must be a Tensor, received the list"),  # type: ignore[arg-type]
     "a bound in words": (lambda: clipped("1", 1), RecordError, "^clipped: low must be a number, received '1'$"),  # type: ignore[arg-type]

@@ -250,6 +250,19 @@ def test_values_are_missing_in_one_sentence() -> None:
         estimate(POLICY)(state.params[CRITIC], one)
 
 
+def test_rows_that_a_rollout_has_not_are_refused_in_one_sentence() -> None:
+    algorithm, state = begun(PPO(samples=2, sampling=SAMPLING))
+    rollout = judged(algorithm, state).rollout
+    count, nothing = rollout.lengths.shape[0], torch.zeros_like(rollout.logp)
+    last = experience(rollout, nothing, micro_tokens=1000, rows=torch.tensor([count - 1]))
+    assert tree.equal(experience(rollout, nothing, micro_tokens=1000, rows=torch.tensor([-1])), last)
+    for row in (count, -count - 1):
+        with pytest.raises(
+            RecordError, match=f"^rows names row {row}, but the rollout has {count} rows, numbered from 0$"
+        ):
+            experience(rollout, nothing, micro_tokens=1000, rows=torch.tensor([0, row]))
+
+
 def test_turns_are_made_in_order_and_combined() -> None:
     def counting(name: str) -> Any:
         def update(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, float]]:

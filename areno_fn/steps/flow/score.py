@@ -15,6 +15,7 @@ from areno_fn.contracts.flow import Trajectory, Transition
 from areno_fn.contracts.flow_batch import Denoising, Moves
 from areno_fn.contracts.flow_policy import FlowPolicy
 from areno_fn.contracts.record import replace, shown
+from areno_fn.steps.chosen import require_rows
 from areno_fn.steps.flow.alive import counted_steps
 from areno_fn.steps.flow.guidance import guided, require_policy
 from areno_fn.steps.flow.schedule import intervals, places
@@ -39,18 +40,19 @@ def denoising(
         trajectory: B rows.
         advantages: float32 [B].
         steps: which; those with a stored log-probability when omitted.
-        rows: int64, which rows; all when omitted.
+        rows: int64 [M], which rows, negative ones counted from the end; all when omitted.
         micro: most rows of a micro-batch; no limit when omitted.
         weight: float32 [B], 1 when omitted.
 
     Raises:
-        RecordError: types or shapes do not fit, a step was not stored, or steps with and without noise are mixed.
+        RecordError: types or shapes do not fit, a row does not exist, a step was not stored, or steps with and without noise are
+            mixed.
     """
     if micro is not None and micro < 0:
         raise RecordError(f"micro is the most rows of a micro-batch, received {micro}; leave it out for no limit")
-    if rows is not None and (rows.ndim != 1 or rows.dtype != torch.int64):
-        raise RecordError(f"rows are named by a vector of int64, received {shown(rows)}")
     count = trajectory.ids.shape[0]
+    if rows is not None:
+        require_rows(rows, count, "the trajectory")
     for name, given in (("advantages", advantages), ("weight", weight)):
         if given is not None and (given.shape != (count,) or not given.is_floating_point()):
             raise RecordError(
@@ -62,7 +64,8 @@ def denoising(
     if len(noisy) != 1:
         what = "steps with and without noise together" if noisy else "no step; name steps that the trajectory stored"
         raise RecordError(f"an update was given {what}, but needs steps of one kind")
-    every = torch.arange(count, device=trajectory.ids.device) if rows is None else rows
+    device = trajectory.ids.device
+    every = torch.arange(count, device=device) if rows is None else rows.to(device)
     parts = torch.split(every, micro or max(every.shape[0], 1))
     weights = torch.ones_like(advantages) if weight is None else weight
     return tuple(_decisions(trajectory, step, part, advantages, weights) for step in chosen for part in parts)

@@ -104,7 +104,6 @@ def _stepwise(spec: FlowCoupled, materials: Materials, loss: Stage, *, before: b
             frozen["reference"] = reference_of(spec, state, materials)
         reported = []
         for rows in updates:
-            rows = rows.to(drawn.ids.device)
             micro = denoising(drawn, advantages, rows=rows, micro=materials.micro_rows or None)
             state, metrics = update(state, tuple(recall(policy, one, **frozen) for one in micro) if frozen else micro)
             reported.append(metrics)

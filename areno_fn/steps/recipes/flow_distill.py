@@ -67,6 +67,5 @@ def _teaching(
         rows = [row for row, prompt in enumerate(place) if materials.sources[prompt] in one.data]
         if rows:
             taught_by = materials.teachers[one.path]
-            own = torch.tensor(rows, device=drawn.groups.device)
-            found.append((taught_by.policy, state.params[taught_by.role], own))
+            found.append((taught_by.policy, state.params[taught_by.role], torch.tensor(rows)))
     return found

@@ -12,6 +12,7 @@ from areno_fn.contracts.errors import DataError, RecordError
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.record import record
 from areno_fn.random import permutation
+from areno_fn.steps.chosen import require_rows
 from areno_fn.steps.objectives.kl import kl
 from areno_fn.steps.token.pack import places, plan
 from areno_fn.steps.token.sizes import alike, plan_alike
@@ -39,7 +40,7 @@ def experience(
         rollout: B sequences of at most T drawn tokens.
         advantages: float32 [B], a row's belongs to each of its decisions; or [B, T], one for every decision.
         micro_tokens: the budget of `pack.plan`, prompts counted.
-        rows: int64, the rows to use; all when omitted.
+        rows: int64 [M], the rows to use, negative ones counted from the end; all when omitted.
         mask_truncated: rows that were cut off by the length limit get weight 0, so that they are neither
             in the numerator nor in the denominator of the objective.
         reference: float32 [B, T], what a frozen reference says of the drawn tokens; see `over_completions`.
@@ -52,7 +53,8 @@ def experience(
         The micro-batches, which hold every row once.
 
     Raises:
-        RecordError: there is not one advantage per row or per drawn token, or another matrix has the wrong shape.
+        RecordError: there is not one advantage per row or per drawn token, another matrix has the wrong shape, or a row does not
+            exist.
     """
     if advantages.shape not in (rollout.lengths.shape, rollout.tokens.shape):
         raise RecordError(
@@ -68,6 +70,7 @@ def experience(
     spread = advantages.float() if advantages.ndim == 2 else advantages.float()[:, None].expand(rollout.tokens.shape)
     whole = _Judged(rollout=rollout, advantages=spread, counted=counted.float(), **given)
     if rows is not None:
+        require_rows(rows, rollout.lengths.shape[0], "the rollout")
         whole = _take(whole, rows)
     lengths = whole.rollout.prompts.lengths + whole.rollout.lengths
     known = lengths.tolist()
