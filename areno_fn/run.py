@@ -17,7 +17,11 @@ def _arguments() -> argparse.ArgumentParser:
         "--set", metavar="A.B=V", action="append", default=[], dest="changes", help="replace one field; may be repeated"
     )
     parser.add_argument("--out", metavar="DIR", help="the output folder, instead of the specification's `out`")
-    parser.add_argument("--resume", action="store_true", help="continue the run in the output folder, bit for bit")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="continue the run in the output folder, on the CPU bit for bit",
+    )
     parser.add_argument(
         "--accept",
         metavar="FIELD",

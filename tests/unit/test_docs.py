@@ -52,6 +52,19 @@ def commands() -> list[tuple[str, str, str]]:
     return found
 
 
+def test_where_a_run_goes_on_bit_for_bit_is_said_wherever_that_is_promised() -> None:
+    promised = 0
+    for page in PAGES:
+        for sentence in re.split(r"(?<=[.:;])\s|\n\n", page.read_text(encoding="utf-8")):
+            if "bit for bit" in sentence and re.search(r"killed|continue|resume|goes on|stopped", sentence):
+                promised += 1
+                assert re.search("on the CPU|attention adds up in one order", sentence, re.IGNORECASE), (
+                    named(page),
+                    sentence,
+                )
+    assert promised >= 5
+
+
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_every_block_is_run_by_a_test(page: Path) -> None:
     blocks = re.findall(r"^```(\w*)\n.*?^```$", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
