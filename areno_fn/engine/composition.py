@@ -41,6 +41,7 @@ from areno_fn.contracts.spec import (
 from areno_fn.engine.addresses import address_problems
 from areno_fn.engine.flow_rules import flow_problems, uses_average
 from areno_fn.engine.number_rules import range_problems, size_problems
+from areno_fn.engine.repeat_rules import repeat_problems
 from areno_fn.engine.sources import source_problems
 from areno_fn.engine.taught_rules import taught_problems
 
@@ -65,6 +66,7 @@ def check_composition(spec: RunSpec) -> None:
         *source_problems(spec),
         *address_problems(spec),
         *size_problems(spec),
+        *repeat_problems(spec),
     ]
     if problems:
         raise SpecError("\n".join(problems))
@@ -204,8 +206,6 @@ def _snapshots(spec: RunSpec, phase: Phase, where: str) -> Iterator[str]:
     for name in dict.fromkeys(phase.offload):
         if name not in kept:
             yield f"{where}.offload: this phase keeps no {name!r}; it keeps {' and '.join(map(repr, kept)) or 'no snapshot'}"
-        elif phase.offload.count(name) > 1:
-            yield f"{where}.offload: {name!r} is there twice; name it once"
 
 
 def _average(spec: RunSpec, phase: Phase, ema: EMA, where: str) -> Iterator[str]:
@@ -328,8 +328,6 @@ def _export(spec: RunSpec) -> Iterator[str]:
                 f"export.roles.{place}: beside the actor, which is always written, this run trains "
                 f"{' and '.join(others) or 'no role'}; remove {role!r}"
             )
-        elif role in spec.export.roles[:place]:
-            yield f"export.roles.{place}: {role!r} is there twice; name it once"
 
 
 def _cold(sampling: Sampling, where: str) -> Iterator[str]:

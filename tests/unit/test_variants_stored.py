@@ -68,7 +68,7 @@ def test_sound_variants_pass(sound: dict[str, Any]) -> None:
         ({"grpo": {"offload": ["ema"]}}, "phases.grpo.offload: this phase keeps no 'ema'; it keeps 'reference'"),
         (
             {"grpo": {"offload": ["reference", "reference"]}},
-            "phases.grpo.offload: 'reference' is there twice; name it once",
+            "phases.grpo.offload.1: 'reference' is there twice; name it once",
         ),
         (
             {"sft": {"ema": {}}},
