@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import get_args
 
+import attrs
+
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.spec import (
     AlgorithmSpec,
@@ -32,24 +34,48 @@ _DATA: dict[Medium, str] = {"text": "jsonl, parquet, hf or arithmetic", "picture
 _OF_TEXT = ("micro_tokens", "max_length", "overlong")
 
 
-def check_medium(spec: RunSpec, name: str, medium: Medium, *, prompted: bool = False) -> None:
+@attrs.frozen(kw_only=True)
+class _Model:
+    """What is trained.
+
+    Attributes:
+        name: of its family.
+        medium: what it makes.
+        prompted: it makes pictures of prompts, and not of classes.
+        videos: these move.
+    """
+
+    name: str
+    medium: Medium
+    prompted: bool
+    videos: bool
+
+    @property
+    def makes(self) -> str:
+        """What it makes, in words."""
+        return f"{self.name} makes {'videos' if self.videos else self.medium}"
+
+
+def check_medium(spec: RunSpec, name: str, medium: Medium, *, prompted: bool = False, videos: bool = False) -> None:
     """Refuses what belongs to models of another medium than the one that is trained.
 
     Args:
         spec: what is asked for.
         name: of the model's family, which makes `medium`.
         prompted: it makes pictures of prompts, and not of classes.
+        videos: these move.
 
     Raises:
         SpecError: one line per problem, each naming the field.
     """
-    problems = [p for phase in spec.phases for p in _phase(phase, name, medium, prompted)]
+    model = _Model(name=name, medium=medium, prompted=prompted, videos=videos)
+    problems = [p for phase in spec.phases for p in _phase(phase, model)]
     if medium == "pictures" and spec.tokenizer is not None:
-        problems.append(f"tokenizer: {name} makes pictures and has no tokens; remove this")
+        problems.append(f"tokenizer: {model.makes} and has no tokens; remove this")
     if medium == "pictures":
         problems += _unmoved(spec, name)
     if spec.evaluation is not None:
-        problems += _evaluation(spec.evaluation, name, medium, prompted)
+        problems += _evaluation(spec.evaluation, model)
     problems += guidance_problems(spec, name)
     if not prompted:
         problems += strength_problems(spec, name)
@@ -57,26 +83,26 @@ def check_medium(spec: RunSpec, name: str, medium: Medium, *, prompted: bool = F
         raise SpecError("\n".join(problems))
 
 
-def _phase(phase: Phase, name: str, medium: Medium, prompted: bool) -> Iterator[str]:
-    where, algorithm = f"phases.{phase.name}", phase.algorithm
+def _phase(phase: Phase, model: _Model) -> Iterator[str]:
+    where, algorithm, medium = f"phases.{phase.name}", phase.algorithm, model.medium
     of_pictures = isinstance(algorithm, FlowAlgorithm)
     if of_pictures != (medium == "pictures"):
         kind, other = algorithm.__struct_config__.tag, "pictures" if of_pictures else "text"
-        yield f"{where}.algorithm: {kind} trains models that make {other}, but {name} makes {medium}; use {_algorithms(medium)}"
+        yield f"{where}.algorithm: {kind} trains models that make {other}, but {model.makes}; use {_algorithms(medium)}"
     if medium == "text" and phase.denoising is not None:
-        yield f"{where}.denoising: {name} makes text, which is drawn by `sampling`; remove this"
-    yield from _data(phase.data, where, name, medium, prompted)
+        yield f"{where}.denoising: {model.makes}, which is drawn by `sampling`; remove this"
+    yield from _data(phase.data, where, model)
     if medium == "pictures":
-        yield from _rewards(phase.rewards, where, name)
+        yield from _rewards(phase.rewards, where, model)
         for field in _OF_TEXT:
             if getattr(phase.batch, field) != getattr(Batch(), field):
-                yield f"{where}.batch.{field}: it is about tokens, and {name} makes pictures; remove it"
+                yield f"{where}.batch.{field}: it is about tokens, and {model.makes}; remove it"
     else:
-        yield from _clips(phase.rewards, where, name)
+        yield from _clips(phase.rewards, where, model)
     if medium == "pictures" and phase.capture:
-        yield f"{where}.capture: {name} makes pictures, and what its updates are made of may wait for the host; remove this"
+        yield f"{where}.capture: {model.makes}, and what its updates are made of may wait for the host; remove this"
     if medium == "text" and phase.batch.micro_rows:
-        yield f"{where}.batch.micro_rows: it is about pictures, and {name} makes text; use micro_tokens"
+        yield f"{where}.batch.micro_rows: it is about pictures, and {model.makes}; use micro_tokens"
     if isinstance(algorithm, FlowAlgorithm) and medium == "pictures":
         yield from _paired(phase, where)
 
@@ -109,43 +135,45 @@ def _paired(phase: Phase, where: str) -> Iterator[str]:
             yield f"{where}.data.{place}: {tag} {told}, and {kind!r} is none of these; use {right}"
 
 
-def _data(data: Sequence[DataSpec], where: str, name: str, medium: Medium, prompted: bool) -> Iterator[str]:
+def _data(data: Sequence[DataSpec], where: str, model: _Model) -> Iterator[str]:
+    medium, name = model.medium, model.name
     for place, source in enumerate(data):
-        if prompted:
+        if model.prompted:
             if not isinstance(source, StoredData):
                 kind = source.__struct_config__.tag
-                yield f"{where}.data.{place}: {kind!r} has no prompts, of which {name} makes pictures; use jsonl, parquet or hf"
+                yield f"{where}.data.{place}: {kind!r} has no prompts, of which {model.makes}; use jsonl, parquet or hf"
             continue
         if isinstance(source, DigitsData | DigitPairsData) != (medium == "pictures"):
             kind = source.__struct_config__.tag
             yield f"{where}.data.{place}: {kind!r} is not what {name} is trained on, which makes {medium}; use {_DATA[medium]}"
 
 
-def _rewards(rewards: Sequence[RewardSpec], where: str, name: str) -> Iterator[str]:
+def _rewards(rewards: Sequence[RewardSpec], where: str, model: _Model) -> Iterator[str]:
+    others = "" if model.videos else "kind 'clip' or 'http', or "
     for place, reward in enumerate(rewards):
         if isinstance(reward, ModelReward):
             yield (
-                f"{where}.rewards.{place}: a reward of kind 'model' judges text, but {name} makes pictures; "
-                f"use kind 'clip' or 'http', or 'function' with a function of (rows, pictures)"
+                f"{where}.rewards.{place}: a reward of kind 'model' judges text, but {model.makes}; use "
+                f"{others or 'kind '}'function' with a function of (rows, pictures)"
             )
 
 
-def _clips(rewards: Sequence[RewardSpec], where: str, name: str) -> Iterator[str]:
+def _clips(rewards: Sequence[RewardSpec], where: str, model: _Model) -> Iterator[str]:
     for place, reward in enumerate(rewards):
         if isinstance(reward, ClipReward):
-            yield f"{where}.rewards.{place}: a reward of kind 'clip' judges pictures, but {name} makes text; use another"
+            yield f"{where}.rewards.{place}: a reward of kind 'clip' judges pictures, but {model.makes}; use another"
 
 
-def _evaluation(spec: Evaluation, name: str, medium: Medium, prompted: bool) -> Iterator[str]:
-    yield from _data(spec.data, "evaluation", name, medium, prompted)
+def _evaluation(spec: Evaluation, model: _Model) -> Iterator[str]:
+    yield from _data(spec.data, "evaluation", model)
     for place, source in enumerate(spec.data):
         if isinstance(source, DigitPairsData):
             yield f"evaluation.data.{place}: an evaluation draws, and of 'digit_pairs' there is nothing to draw for; use digits"
-    if medium == "text":
-        yield from _clips(spec.rewards, "evaluation", name)
+    if model.medium == "text":
+        yield from _clips(spec.rewards, "evaluation", model)
         if spec.denoising != Denoising():
-            yield f"evaluation.denoising: {name} makes text, which is drawn by `sampling`; remove this"
+            yield f"evaluation.denoising: {model.makes}, which is drawn by `sampling`; remove this"
         return
-    yield from _rewards(spec.rewards, "evaluation", name)
+    yield from _rewards(spec.rewards, "evaluation", model)
     if spec.sampling != Evaluation(data=[], rewards=[]).sampling:
-        yield f"evaluation.sampling: {name} makes pictures, which are drawn by `denoising`; remove this"
+        yield f"evaluation.sampling: {model.makes}, which are drawn by `denoising`; remove this"

@@ -120,6 +120,11 @@ class Medium(Protocol):
         """A sample as text, to be logged and read."""
         ...
 
+    @property
+    def tries(self) -> int:
+        """Of how many rows of a data set rewards are tried on samples before a run."""
+        ...
+
     def rehearsed(self, row: Mapping[str, Any]) -> tuple[Any, Any]:
         """Two samples that a reward can be tried on: of nothing, and of what would be right."""
         ...

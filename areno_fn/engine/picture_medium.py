@@ -94,6 +94,11 @@ class Pictures(FlowMedium):
         """How far the pictures of one class are from each other."""
         return apart([row["label"] for row in rows], samples)
 
+    @property
+    def tries(self) -> int:
+        """A few rows, since a judge may be wrong about any one of them."""
+        return 16
+
     def rehearsed(self, row: Mapping[str, Any]) -> tuple[Picture, Picture]:
         """An empty picture, and the row's own."""
         own = row["picture"] if "picture" in row else row["chosen"]
@@ -102,4 +107,4 @@ class Pictures(FlowMedium):
     @property
     def tried(self) -> tuple[str, str]:
         """The words for these two."""
-        return "an empty picture", "the first row's own"
+        return "an empty picture", f"the rows' own, on average of at most {self.tries}"

@@ -149,7 +149,7 @@ def plan(
     device = _device(spec)
     with at("model"):
         model = plan_model(spec)
-    check_medium(spec, model.family.name, model.medium, prompted=model.pipeline is not None)
+    _check_medium(spec, model)
     if model.pipeline is not None:
         check_pipeline(spec, model.pipeline.contract)
         check_steps(spec, model.adapter.levels)
@@ -212,6 +212,12 @@ def plan(
         own=tuple(name for name, given in (("losses", losses), ("optimizers", optimizers)) if given),
         merged=merged,
     )
+
+
+def _check_medium(spec: RunSpec, model: ModelPlan) -> None:
+    outputs = () if model.pipeline is None else model.pipeline.contract.outputs
+    videos = any(output.type == "video" for output in outputs)
+    check_medium(spec, model.family.name, model.medium, prompted=model.pipeline is not None, videos=videos)
 
 
 def _pictures(model: ModelPlan, device: torch.device) -> Medium:

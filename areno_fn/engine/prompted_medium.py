@@ -132,6 +132,11 @@ class PromptedPictures(FlowMedium):
         """How far the pictures of one prompt are from each other."""
         return apart(subjects(rows), samples)
 
+    @property
+    def tries(self) -> int:
+        """One row of a data set, whose media are large."""
+        return 1
+
     def rehearsed(self, row: Mapping[str, Any]) -> tuple[Picture, Picture]:
         """An empty picture, and the row's own, where it has one."""
         size = self.adapter.size
@@ -144,7 +149,7 @@ class PromptedPictures(FlowMedium):
     @property
     def tried(self) -> tuple[str, str]:
         """The words for these two."""
-        return "an empty picture", "the first row's own, or a white one"
+        return f"an empty {'video' if self._seen == 'video' else 'picture'}", "the first row's own, or a white one"
 
     def _prompts(self, requests: Sequence[Request], ids: Sequence[int], device: torch.device) -> FlowPrompts:
         negative = self.adapter.contract.classifier_free

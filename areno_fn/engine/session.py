@@ -136,9 +136,9 @@ def _place(phase: Phase, name: str) -> str:
 
 
 def _rehearsed(where: str, rewards: Sequence[Reward], rows: Sequence[Mapping[str, Any]], medium: Medium) -> list[str]:
-    """What rewards say of a first row of every data set; a function that cannot judge is found before any training."""
+    """What rewards say of the first rows of every data set; a function that cannot judge is found before any training."""
     with at(where):
-        said = rehearse(rewards, rows, medium.rehearsed)
+        said = rehearse(rewards, rows, medium.rehearsed, medium.tries)
     first, second = medium.tried
     lines = [f"    {name}: {nothing:g} for {first}, {right:g} for {second}" for name, (nothing, right) in said.items()]
     judges = [(reward.name, reward.function) for reward in rewards]

@@ -128,6 +128,11 @@ class Text:
         """The completion itself."""
         return sample
 
+    @property
+    def tries(self) -> int:
+        """One row of a data set, since to ask about one more may take as long again."""
+        return 1
+
     def rehearsed(self, row: Mapping[str, Any]) -> tuple[str, str]:
         """No text, and the row's `answer` or `response`."""
         return texts(row)

@@ -10,6 +10,7 @@ import abc
 import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import attrs
@@ -247,26 +248,35 @@ def texts(row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def rehearse(
-    rewards: Sequence[Reward], rows: Rows, samples: Callable[[Mapping[str, Any]], tuple[Any, Any]] = texts
+    rewards: Sequence[Reward],
+    rows: Rows,
+    samples: Callable[[Mapping[str, Any]], tuple[Any, Any]] = texts,
+    most: int = 1,
 ) -> dict[str, tuple[float, float]]:
-    """Asks functions once, about the first row of every data set.
+    """Asks functions once, about the first row of every data set, or the first ones.
 
     Args:
         rewards: those that are models are left out.
         rows: of the data.
         samples: from a row to a sample of nothing, and to one of what would be right.
+        most: rows of a data set.
 
     Returns:
-        By name the values of these two for the first row that the reward judges.
+        By name the values of these two for the first row that the reward judges, or their means over the first `most`.
 
     Raises:
         RewardError: as `score`.
     """
-    firsts = list({getattr(row, "source", ""): row for row in reversed(rows)}.values())[::-1]
+    of_source: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        own = of_source.setdefault(getattr(row, "source", ""), [])
+        own += [row] if len(own) < most else []
+    firsts = [row for own in of_source.values() for row in own]
     tried = [sample for row in firsts for sample in samples(row)]
     asked = [reward for reward in rewards if not isinstance(reward.function, Judge)]
     _, parts = score(asked, [row for row in firsts for _ in range(2)], tried, group=2)
-    return {name: (values[0], values[1]) for name, values in parts.items()}
+    shown = {name: values[: 2 * most] for name, values in parts.items()}
+    return {name: (fmean(values[::2]), fmean(values[1::2])) for name, values in shown.items()}
 
 
 def _values(reward: Reward, batch: _Batch) -> list[float]:

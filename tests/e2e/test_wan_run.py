@@ -98,7 +98,8 @@ def test_one_expert_is_trained_at_its_levels_beside_one_that_stays(tmp_path: Pat
     tiny = stored(flow_families.wan(experts=2), tmp_path)
     phases = three(tmp_path, steps=4)
     spec = spec_of(tiny, tmp_path, phases, pipeline={"trained": ["transformer_2"]})
-    assert "parameters of transformer_2\n" in describe(spec)
+    said = describe(spec)
+    assert "parameters of transformer_2\n" in said and ": 0 for an empty video, " in said
     assert run(spec) == 0
     again = reread(tiny, tmp_path / "out/export")
     assert moved(tiny.theirs.transformer_2, again.transformer_2)
@@ -170,6 +171,10 @@ def require_same_end(folder: Path, asked: Any) -> None:
         (
             {"trained": ["vae"]}, {"kind": "flow_sft"},
             "model: pipeline: trained: 'vae' is no transformer of this wan; choose among transformer and transformer_2",
+        ),
+        (
+            {"trained": ["transformer", "transformer"]}, {"kind": "flow_sft"},
+            "model.pipeline.trained.1: 'transformer' is there twice; name it once",
         ),
         (
             {"guidance_2": 2.0}, {"kind": "flow_grpo", "denoising": {"steps": 4}},

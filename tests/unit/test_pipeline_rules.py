@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from areno_fn.contracts.components import Component
@@ -9,17 +10,20 @@ from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.geometry import Geometry, Size
 from areno_fn.contracts.pipeline_io import Output, PipelineIOContract
 from areno_fn.contracts.spec import (
+    ByteTokenizer,
     ClipReward,
     FlowGRPO,
     FunctionReward,
     HFModel,
     HttpReward,
     JsonlData,
+    ModelReward,
     Phase,
     RewardSpec,
     RunSpec,
     SGDSpec,
 )
+from areno_fn.engine.media import check_medium
 from areno_fn.engine.pipeline_rules import check_pipeline
 
 
@@ -62,4 +66,15 @@ def test_judges_of_single_pictures_are_asked_about_no_videos() -> None:
     assert str(refused.value).splitlines() == [
         f"phases.grpo.rewards.0: a reward of kind 'clip' {right}",
         f"phases.grpo.rewards.2: a reward of kind 'http' {right}",
+    ]
+
+
+def test_a_model_of_videos_is_said_to_make_videos() -> None:
+    spec = msgspec.structs.replace(asked(ModelReward(path="judge")), tokenizer=ByteTokenizer())
+    with pytest.raises(SpecError) as refused:
+        check_medium(spec, "made_up", "pictures", prompted=True, videos=True)
+    assert str(refused.value).splitlines() == [
+        "phases.grpo.rewards.0: a reward of kind 'model' judges text, but made_up makes videos; use kind 'function' with a "
+        "function of (rows, pictures)",
+        "tokenizer: made_up makes videos and has no tokens; remove this",
     ]
