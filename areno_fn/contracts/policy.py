@@ -50,7 +50,11 @@ class ComputesAgain(Protocol):
 
 
 class TokenPolicy(Protocol):
-    """A language model as functions of its parameters. N packed tokens, B rows, D width, V vocabulary."""
+    """A language model as functions of its parameters. N packed tokens, B rows, D width, V vocabulary.
+
+    A cache is a tree of tensors, such as a `Cache` or a dict, every one with the B rows as its first dimension: rows are
+    copied for the samples of a prompt, and taken out when they end.
+    """
 
     @property
     def vocab_size(self) -> int:
@@ -84,10 +88,14 @@ class TokenPolicy(Protocol):
 
     def prefill(
         self, params: Any, tokens: torch.Tensor, lengths: torch.Tensor, capacity: int
-    ) -> tuple[torch.Tensor, Cache]:
-        """Reads right-padded prompts [B, L]; returns the logits [B, V] after each row's last token, and a cache."""
+    ) -> tuple[torch.Tensor, Any]:
+        """Reads right-padded prompts [B, L]; returns the logits [B, V] after each row's last token, and a cache.
+
+        Args:
+            capacity: the most tokens that a row will have been read of, by this and by `decode`.
+        """
         ...
 
-    def decode(self, params: Any, tokens: torch.Tensor, cache: Cache) -> tuple[torch.Tensor, Cache]:
+    def decode(self, params: Any, tokens: torch.Tensor, cache: Any) -> tuple[torch.Tensor, Any]:
         """Reads one more token a row [B]; the cache passed in is donated. Returns logits [B, V] and the cache."""
         ...

@@ -35,6 +35,7 @@ from areno_fn.engine.read_paths import require_apart
 from areno_fn.engine.recorder import open_recorder
 from areno_fn.engine.rewards import ModelJudge, models_of
 from areno_fn.engine.specfile import read, write
+from areno_fn.engine.specfile.files import require_spec
 from areno_fn.engine.start import initial_state, require_same_run, resumed_state
 from areno_fn.steps.recipes import Losses
 from areno_fn.world.display import Display, open_display
@@ -67,6 +68,7 @@ def run(
     Returns:
         0 when the run is complete, 130 when it was interrupted and left a checkpoint.
     """
+    require_spec(spec)
     _check_accept(accept, resume)
     outputs = inspect(spec.out, resume=resume, overwrite=overwrite)
     require_apart(spec, overwrite=overwrite)

@@ -136,6 +136,7 @@ def alike(params: Any, frozen: Any) -> Any:
     return params
 
 
+@checked
 def accumulate(
     objective: Objective, *, reduce: Reduce = alone, view: Callable[[Any, Any], Any] = alike
 ) -> Callable[..., tuple[Any, Sums]]:
@@ -310,9 +311,21 @@ def _evaluating(objective: Objective, view: Callable[[Any, Any], Any]) -> Callab
                 f"{stage_name(objective)} is declared to return Sums, but returned {show(type(sums))}; "
                 f"end the loss with total, weight = aggregate(...) and return Sums(total=total, weight=weight, ...)"
             )
+        _require_slope(objective, sums)
         return sums
 
     return run
+
+
+def _require_slope(objective: Objective, sums: Sums) -> None:
+    """A loss of detached numbers would move nothing. One of no decision may have no graph, and then nothing is to be moved."""
+    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return
+    if torch.is_grad_enabled() and not sums.total.requires_grad and bool(sums.weight != 0):
+        raise JoinError(
+            f"the total of {stage_name(objective)} has no gradient, so a step would move nothing by it; make it of what the "
+            f"stage before gives, without detach(), item() or torch.no_grad()"
+        )
 
 
 def _with_total(sums: Sums) -> tuple[torch.Tensor, Sums]:

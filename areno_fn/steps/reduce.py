@@ -86,8 +86,17 @@ def aggregate(
 
     Returns:
         float32 [] each (float64 for float64 values). The total carries the gradient.
+
+    Raises:
+        RecordError: the three are not of one length.
+        SpecError: there is no such aggregation, or it lacks its constant.
     """
     check_aggregation(how, constant)
+    if not values.shape == weight.shape == segments.shape:
+        raise RecordError(
+            f"aggregate takes values, weight and segments [M], received {list(values.shape)}, {list(weight.shape)} and "
+            f"{list(segments.shape)}; give one of each a decision"
+        )
     values, weight = masked(values, weight), weight.detach().to(torch.promote_types(values.dtype, torch.float32))
     if how == "token_mean":
         return (values * weight).sum(), weight.sum()

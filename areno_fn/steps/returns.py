@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from areno_fn.contracts.calls import checked
 from areno_fn.contracts.errors import RecordError
 from areno_fn.contracts.record import shown
 from areno_fn.steps.reduce import wide
@@ -16,6 +17,7 @@ LEAST_SPREAD = 1e-6
 """A standard deviation that is not larger is that of equal numbers, and is not divided by."""
 
 
+@checked
 def terminal_rewards(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """The reward of every sequence on its last response token, 0 on all others.
 
@@ -39,6 +41,7 @@ def terminal_rewards(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return torch.where(mask & (left == 1), wide(scores)[:, None], 0.0)
 
 
+@checked
 def gae(
     rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, *, gamma: float = 1.0, lam: float = 0.95
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -85,6 +88,7 @@ def gae(
     return advantage.to(dtype), (advantage + value).to(dtype)
 
 
+@checked
 def whiten(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """The values less their mean, over their population standard deviation, both over the mask alone.
 

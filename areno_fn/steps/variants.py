@@ -11,6 +11,7 @@ import attrs
 import torch
 
 from areno_fn import tree
+from areno_fn.contracts.calls import checked
 from areno_fn.contracts.errors import RecordError
 from areno_fn.contracts.record import replace, shown
 from areno_fn.contracts.spec import EMA
@@ -64,6 +65,7 @@ def ema_begin(params: T) -> T:
     return _each(lambda leaf: leaf.to(_wider(leaf), copy=True), params)
 
 
+@checked
 def ema_update(average: T, params: T, decay: float) -> T:
     """The next average, s <- d s + (1 - d) p, each product and the sum rounded once.
 

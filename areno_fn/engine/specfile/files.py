@@ -34,6 +34,8 @@ def read(
         SpecError: the file cannot be read, or does not hold a valid specification; one sentence that begins with the
             file's name, or with the override that is at fault.
     """
+    if isinstance(overrides, str):
+        raise SpecError(f"overrides come in a list, [{overrides!r}], received the text {overrides!r}")
     source = Path(path)
     suffix = format_of(source)
     written = _read(source)
@@ -64,7 +66,22 @@ def check(spec: RunSpec) -> RunSpec:
     Raises:
         SpecError: names the first field that is wrong.
     """
+    require_spec(spec)
     return _convert(_builtins(spec), "the specification", "", [])
+
+
+def require_spec(spec: object) -> None:
+    """Refuses what is no specification.
+
+    Raises:
+        SpecError: says what reads one.
+    """
+    if isinstance(spec, str | os.PathLike):
+        raise SpecError(
+            f"a run takes a RunSpec, received {os.fspath(spec)!r}; read_spec({os.fspath(spec)!r}) reads one"
+        )
+    if not isinstance(spec, RunSpec):
+        raise SpecError(f"a run takes a RunSpec, as read_spec reads one, received {kind_of(spec)}")
 
 
 def text(spec: RunSpec, suffix: str = ".toml") -> str:

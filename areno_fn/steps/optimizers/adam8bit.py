@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from areno_fn import tree
+from areno_fn.contracts.calls import checked
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.optim import Optimizer, Transform
 from areno_fn.contracts.record import record
@@ -68,6 +69,7 @@ def scale_by_adam8bit(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> 
     return Transform(init=init, update=update)
 
 
+@checked
 def adamw8bit(spec: AdamW8bitSpec, total_steps: int, placements: Placements | None = None) -> Optimizer:
     """The optimizer of a specification: `adamw` with `scale_by_adam8bit`.
 

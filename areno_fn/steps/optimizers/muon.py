@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 
 from areno_fn import tree
+from areno_fn.contracts.calls import checked
 from areno_fn.contracts.errors import RecordError
 from areno_fn.contracts.optim import Optimizer, Transform
 from areno_fn.contracts.record import record, shown
@@ -79,6 +80,7 @@ def scale_by_muon(
     return Transform(init=init, update=update)
 
 
+@checked
 def muon(spec: MuonSpec, total_steps: int, placements: Placements | None = None) -> Optimizer:
     """The optimizer of a specification: Muon for hidden matrices and AdamW for the remainder, under one clip.
 

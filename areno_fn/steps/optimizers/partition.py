@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from areno_fn import tree
+from areno_fn.contracts.calls import checked
 from areno_fn.contracts.errors import RecordError
 from areno_fn.contracts.optim import Transform
 from areno_fn.contracts.record import record
@@ -31,6 +32,7 @@ class PartitionState:
         return found
 
 
+@checked
 def partition(transforms: Mapping[str, Transform], label: Label) -> Transform:
     """The transform that hands every parameter to the one of `transforms` that its label names.
 

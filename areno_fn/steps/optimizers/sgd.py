@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from areno_fn.contracts.calls import checked
 from areno_fn.contracts.optim import Optimizer, Transform
 from areno_fn.contracts.spec import SGDSpec
 from areno_fn.steps.optimizers.chain import chain
@@ -10,6 +11,7 @@ from areno_fn.steps.optimizers.momentum import momentum
 from areno_fn.steps.optimizers.orthogonal import Placements
 
 
+@checked
 def sgd(spec: SGDSpec, total_steps: int, placements: Placements | None = None) -> Optimizer:
     """The optimizer of a specification.
 

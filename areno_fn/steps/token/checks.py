@@ -1,4 +1,4 @@
-"""What is refused before a rollout begins."""
+"""What is refused before a model is asked for anything: what is no model, and prompts that cannot be continued."""
 
 from __future__ import annotations
 
@@ -8,6 +8,24 @@ from areno_fn.contracts.batch import Prompts
 from areno_fn.contracts.errors import DataError, ModelError, SpecError
 from areno_fn.contracts.policy import TokenPolicy
 from areno_fn.contracts.spec import Sampling
+
+
+def require_token_policy(policy: object, *parts: str) -> None:
+    """Refuses what has not the parts of a `TokenPolicy` that it will be asked for.
+
+    Raises:
+        SpecError: names what is missing.
+    """
+    kind = policy.__name__ if isinstance(policy, type) else type(policy).__name__
+    missing = [name for name in parts if not hasattr(policy, name)]
+    if missing:
+        raise SpecError(
+            f"the policy {kind} has no {missing[0]!r}; a TokenPolicy has vocab_size, max_positions, "
+            "hidden(params, tokens, positions, segments, bounds=...), logits(params, hidden), "
+            "prefill(params, tokens, lengths, capacity) and decode(params, tokens, cache)"
+        )
+    if isinstance(policy, type):
+        raise SpecError(f"the policy {kind} is a class; make one of it, as in {kind}(...)")
 
 
 def check_stops(policy: TokenPolicy, stop: Collection[int]) -> None:

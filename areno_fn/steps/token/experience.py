@@ -8,6 +8,7 @@ import torch
 
 from areno_fn import tree
 from areno_fn.contracts.batch import Experience, PackedTokens, Rollout
+from areno_fn.contracts.calls import checked
 from areno_fn.contracts.errors import DataError, RecordError
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.record import record
@@ -18,6 +19,7 @@ from areno_fn.steps.token.pack import places, plan
 from areno_fn.steps.token.sizes import alike, plan_alike
 
 
+@checked
 def experience(
     rollout: Rollout,
     advantages: torch.Tensor,

@@ -8,10 +8,12 @@ from itertools import chain
 import torch
 
 from areno_fn.contracts.batch import Example, PackedTokens
+from areno_fn.contracts.calls import checked
 from areno_fn.contracts.errors import DataError
 from areno_fn.steps.token.sizes import alike, plan_alike
 
 
+@checked
 def pack(examples: Sequence[Example]) -> PackedTokens:
     """Lays examples end to end; their trained tokens become the decisions.
 

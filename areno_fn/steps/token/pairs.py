@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from areno_fn.contracts.batch import PackedTokens, Pair, Pairs
+from areno_fn.contracts.calls import checked
 from areno_fn.contracts.errors import DataError
 from areno_fn.steps.token.pack import pack, plan
 from areno_fn.steps.token.sizes import alike, plan_alike
@@ -31,6 +32,7 @@ def decisions(pair: Pair) -> int:
     return sum(sum(document.trained) for document in pair.documents)
 
 
+@checked
 def pair_batches(
     pairs: Sequence[Pair], references: Sequence[torch.Tensor], micro_tokens: int, *, few_sizes: bool = False
 ) -> tuple[Pairs, ...]:

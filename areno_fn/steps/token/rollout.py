@@ -9,18 +9,20 @@ import torch
 
 from areno_fn import tree
 from areno_fn.contracts.batch import Prompts, Rollout
+from areno_fn.contracts.calls import checked
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.pages import PagedPolicy
-from areno_fn.contracts.policy import Cache, TokenPolicy, is_bitwise
+from areno_fn.contracts.policy import TokenPolicy, is_bitwise
 from areno_fn.contracts.record import record
 from areno_fn.contracts.spec import Sampling
-from areno_fn.steps.token.checks import check_prompts, check_stops
+from areno_fn.steps.token.checks import check_prompts, check_stops, require_token_policy
 from areno_fn.steps.token.paged_rollout import PagedSampler
 from areno_fn.steps.token.sampling import Drawn, check_sampling, cuts, draw
 
 T = TypeVar("T")
 
 
+@checked
 def sampler(policy: TokenPolicy, stop: Collection[int]) -> Callable[..., Rollout]:
     """A function that continues prompts until any of several stop tokens or the length limit.
 
@@ -36,11 +38,14 @@ def sampler(policy: TokenPolicy, stop: Collection[int]) -> Callable[..., Rollout
         stop: token ids that end a sequence; the one that was drawn is part of the completion.
 
     Raises:
+        SpecError: it is no `TokenPolicy`.
         ModelError: a stop token is not in the model's vocabulary.
     """
+    require_token_policy(policy, "vocab_size", "max_positions", "prefill", "decode")
     check_stops(policy, stop)
     paged = PagedSampler(policy, stop) if isinstance(policy, PagedPolicy) else None
 
+    @checked
     def rollout(
         params: Any, prompts: Prompts, key: Key, sampling: Sampling, samples: int = 1, max_rows: int | None = None
     ) -> Rollout:
@@ -157,7 +162,7 @@ def _continue(
 
 def _read(
     policy: TokenPolicy, params: Any, prompts: Prompts, owner: torch.Tensor, limit: int
-) -> tuple[torch.Tensor, Cache]:
+) -> tuple[torch.Tensor, Any]:
     """Reads each prompt once, and gives every row its own copy of the answer and of the cache."""
     first, last = int(owner[0]), int(owner[-1]) + 1
     lengths = prompts.lengths[first:last]

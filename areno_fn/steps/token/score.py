@@ -10,8 +10,11 @@ import torch
 
 from areno_fn.contracts.actions import Actions, Comparisons, Scores, Sums
 from areno_fn.contracts.batch import Experience, PackedTokens, Pairs
+from areno_fn.contracts.calls import checked
+from areno_fn.contracts.errors import ModelError
 from areno_fn.contracts.policy import TokenPolicy
 from areno_fn.contracts.spec import Sampling
+from areno_fn.steps.token.checks import require_token_policy
 from areno_fn.steps.token.head import decision_log_probs
 from areno_fn.steps.token.levered import levered
 from areno_fn.steps.token.sampling import check_sampling
@@ -19,6 +22,7 @@ from areno_fn.steps.token.sampling import check_sampling
 Stage = TypeVar("Stage", bound=Callable[..., Any])
 
 
+@checked
 def score(policy: TokenPolicy, sampling: Sampling) -> Callable[[Any, PackedTokens], Scores]:
     """A stage `(params, PackedTokens) -> Scores`.
 
@@ -28,8 +32,9 @@ def score(policy: TokenPolicy, sampling: Sampling) -> Callable[[Any, PackedToken
             distribution; what was sampled is scored under what it was sampled from.
 
     Raises:
-        SpecError: the distribution is none.
+        SpecError: the distribution is none, or the policy no `TokenPolicy`.
     """
+    require_token_policy(policy, "hidden", "logits")
     check_sampling(sampling)
 
     def made(batch: PackedTokens, logp: torch.Tensor, entropy: torch.Tensor) -> Scores:
@@ -41,6 +46,7 @@ def score(policy: TokenPolicy, sampling: Sampling) -> Callable[[Any, PackedToken
     return _with_losses(stage, policy, sampling, lambda batch: batch, made)
 
 
+@checked
 def act(policy: TokenPolicy, sampling: Sampling, *, entropic: bool = False) -> Callable[[Any, Experience], Actions]:
     """A stage `(params, Experience) -> Actions`: what `score` gives, beside what was recorded of the decisions.
 
@@ -48,6 +54,7 @@ def act(policy: TokenPolicy, sampling: Sampling, *, entropic: bool = False) -> C
         policy, sampling: as for `score`.
         entropic: entropies carry a gradient, as a loss with an entropy bonus asks for; else they are statistics.
     """
+    require_token_policy(policy, "hidden", "logits")
     check_sampling(sampling)
 
     def made(batch: Experience, logp: torch.Tensor, entropy: torch.Tensor) -> Actions:
@@ -66,8 +73,10 @@ def act(policy: TokenPolicy, sampling: Sampling, *, entropic: bool = False) -> C
     return _with_losses(stage, policy, sampling, lambda batch: batch.packed, made, entropic=entropic)
 
 
+@checked
 def compare(policy: TokenPolicy, sampling: Sampling) -> Callable[[Any, Pairs], Comparisons]:
     """A stage `(params, Pairs) -> Comparisons`: what `score` gives, beside the reference's log-probabilities."""
+    require_token_policy(policy, "hidden", "logits")
     check_sampling(sampling)
 
     def stage(params: Any, batch: Pairs) -> Comparisons:
@@ -77,8 +86,10 @@ def compare(policy: TokenPolicy, sampling: Sampling) -> Callable[[Any, Pairs], C
     return stage
 
 
+@checked
 def reference_logp(policy: TokenPolicy, sampling: Sampling) -> Callable[[Any, PackedTokens], torch.Tensor]:
     """A function `(params, PackedTokens) -> logp` [M] without a gradient, for parameters that are not trained."""
+    require_token_policy(policy, "hidden", "logits")
     check_sampling(sampling)
 
     def stage(params: Any, batch: PackedTokens) -> torch.Tensor:
@@ -109,7 +120,13 @@ def _scored(
 def _hidden(policy: TokenPolicy, params: Any, batch: PackedTokens) -> torch.Tensor:
     """The states [M, D] that decisions are made in."""
     bounds = (batch.documents, batch.longest)
-    return policy.hidden(params, batch.tokens, batch.positions, batch.segments, bounds=bounds)[batch.index]
+    hidden = policy.hidden(params, batch.tokens, batch.positions, batch.segments, bounds=bounds)
+    if hidden.ndim != 2 or hidden.shape[0] != batch.tokens.shape[0]:
+        raise ModelError(
+            f"hidden of the policy {type(policy).__name__} gave {list(hidden.shape)} for {batch.tokens.shape[0]} tokens; "
+            f"it must be [{batch.tokens.shape[0]}, D]"
+        )
+    return hidden[batch.index]
 
 
 def _with_losses(

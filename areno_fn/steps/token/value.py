@@ -8,12 +8,15 @@ import torch
 
 from areno_fn.contracts.actions import Estimates
 from areno_fn.contracts.batch import Experience, PackedTokens
+from areno_fn.contracts.calls import checked
 from areno_fn.contracts.errors import RecordError
 from areno_fn.contracts.policy import TokenPolicy
 from areno_fn.contracts.record import shown
 from areno_fn.contracts.valued import Valued
+from areno_fn.steps.token.checks import require_token_policy
 
 
+@checked
 def estimate(policy: TokenPolicy) -> Callable[[Valued, Experience], Estimates]:
     """A stage `(Valued, Experience) -> Estimates`.
 
@@ -23,8 +26,10 @@ def estimate(policy: TokenPolicy) -> Callable[[Valued, Experience], Estimates]:
         policy: the model of the trunk; only its `hidden` is called.
 
     Raises:
-        RecordError: the experience has no values or returns.
+        SpecError: the policy has no `hidden`.
+        RecordError: from the stage, which was given an experience without values or returns.
     """
+    require_token_policy(policy, "hidden")
 
     def stage(params: Valued, batch: Experience) -> Estimates:
         if batch.values is None or batch.returns is None:
