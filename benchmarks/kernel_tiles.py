@@ -312,7 +312,7 @@ def _gated(rates: tuple[float, float], until: float) -> None:
     for side in ("forward", "backward"):
         variants = [_Variant("as it is", gates, {})]
         variants += [
-            _Variant(str(c), gates, {"block": lambda size, c=c: c}) for c in ((2048, 8), (4096, 16), (8192, 16))
+            _Variant(str(c), gates, {"block": lambda size, c=c: c}) for c in ((2048, 8), (4096, 8), (4096, 16))
         ]
         _measure(cases, cases.hot[0], variants, rates, until, side)
 

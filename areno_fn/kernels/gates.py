@@ -14,8 +14,8 @@ SILU, GELU, GELU_TANH = 0, 1, 2
 
 def block(size: int) -> tuple[int, int]:
     """(channels, warps) of a program, of rows of so many."""
-    columns = min(4096, triton.next_power_of_2(size))
-    return columns, max(1, columns // 512)
+    columns = min(1024, triton.next_power_of_2(size))
+    return columns, max(1, columns // 256)
 
 
 def forward(gate_up: torch.Tensor, activation: int) -> torch.Tensor:
@@ -27,7 +27,7 @@ def forward(gate_up: torch.Tensor, activation: int) -> torch.Tensor:
     rows = gate_up.reshape(-1, 2 * size)
     columns, threads = block(size)
     with on_device_of(gate_up):
-        _forward_kernel[(rows.shape[0], triton.cdiv(size, columns))](
+        _forward_kernel[(rows.shape[0] * triton.cdiv(size, columns),)](
             rows, y, size, *rows.stride(), ACTIVATION=activation, MASKED=size % columns != 0, WIDE=wide(gate_up),
             COLUMNS=columns, num_warps=threads, **ROUNDING,
         )  # fmt: skip
@@ -43,12 +43,20 @@ def backward(dy: torch.Tensor, gate_up: torch.Tensor, y: torch.Tensor | None, ac
     rows, dy_rows = gate_up.reshape(-1, 2 * size), dy.reshape(-1, size)
     columns, threads = block(size)
     with on_device_of(gate_up):
-        _backward_kernel[(rows.shape[0], triton.cdiv(size, columns))](
+        _backward_kernel[(rows.shape[0] * triton.cdiv(size, columns),)](
             dy_rows, rows, out, out if y is None else y, size, *dy_rows.stride(), *rows.stride(),
             ACTIVATION=activation, VALUE=y is not None, MASKED=size % columns != 0, WIDE=wide(gate_up),
             COLUMNS=columns, num_warps=threads, **ROUNDING,
         )  # fmt: skip
     return out
+
+
+@triton.jit
+def _place(size, COLUMNS: tl.constexpr):
+    """The row of a program and its channels; those of one row lie side by side in memory, and so are read at one time."""
+    number = tl.program_id(0)
+    blocks = tl.cdiv(size, COLUMNS)
+    return (number // blocks).to(tl.int64), (number % blocks).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
 
 
 @triton.jit
@@ -76,8 +84,7 @@ def _forward_kernel(
     x_ptr, y_ptr, size, x_row, x_column,
     ACTIVATION: tl.constexpr, MASKED: tl.constexpr, WIDE: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    row, column = _place(size, COLUMNS)
     inside = column < size
     x_ptr += row * x_row
     gate = read(x_ptr + column * x_column, inside, MASKED).to(WIDE)
@@ -92,8 +99,7 @@ def _backward_kernel(
     dy_ptr, x_ptr, out_ptr, y_ptr, size, dy_row, dy_column, x_row, x_column,
     ACTIVATION: tl.constexpr, VALUE: tl.constexpr, MASKED: tl.constexpr, WIDE: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    row, column = _place(size, COLUMNS)
     inside = column < size
     x_ptr += row * x_row
     out_ptr += row * (2 * size)
