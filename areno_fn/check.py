@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import attrs
 from rich.console import Console
@@ -13,7 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from areno_fn.command import main
-from areno_fn.engine.machine import Finding, findings
+
+if TYPE_CHECKING:
+    from areno_fn.engine.machine import Finding
 
 _MARKS = {True: Text("yes", style="green"), False: Text("no", style="bold red"), None: Text("-", style="dim")}
 
@@ -25,6 +28,8 @@ def command(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print a list of objects instead of a table")
     options = parser.parse_args(list(arguments))
+    from areno_fn.engine.machine import findings  # which imports all that it looks at
+
     found = list(findings())
     if options.json:
         print(json.dumps([attrs.asdict(finding) for finding in found], indent=2))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from areno_fn.ckpt.tools.commands import command
+from areno_fn.ckpt.tools.arguments import command
 from areno_fn.command import main
 
 if __name__ == "__main__":

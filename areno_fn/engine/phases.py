@@ -91,9 +91,8 @@ class PhasePlan:
         rows = self.spec.batch.rows
         if rows <= self.size:
             return []
-        return [
-            f"batch.rows is {rows}, but the data have {self.size} rows, so that every batch is all {self.size} of them"
-        ]
+        there = f"the data have {self.size} rows, so that every batch is all of them"
+        return [f"batch.rows is {rows}, but {'the data have 1 row, which is every batch' if self.size == 1 else there}"]
 
     @property
     def documents(self) -> tuple[Example | PictureRow | PairRow | PromptedRow, ...]:

@@ -72,8 +72,14 @@ class Text:
     def remarks(self, rows: Sequence[Mapping[str, Any]], *, trained: bool) -> list[str]:
         """How many questions have no chat template to go through."""
         questions = plain_questions(rows, self.tokenizer, trained=trained)
-        said = "become plain texts that end their line, because the tokenizer has no chat template"
-        return [f"{questions} questions or instructions {said}"] if questions else []
+        said = "because the tokenizer has no chat template"
+        if questions == 1:
+            return [f"1 question or instruction becomes a plain text that ends its line, {said}"]
+        return (
+            [f"{questions} questions or instructions become plain texts that end their line, {said}"]
+            if questions
+            else []
+        )
 
     def cut(self, rows: Sequence[Row]) -> list[str]:
         """Nothing: what is too long is refused, or cut as the phase says."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -103,10 +104,24 @@ def _row(line: bytes, path: str, number: int) -> Row:
     try:
         value: Any = msgspec.json.decode(line)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise DataError(f"{path}:{number}: not valid JSON ({error}); each line is one JSON object") from None
+        reason = str(error).removeprefix("JSON is malformed: ")
+        raise DataError(f"{path}:{number}: not valid JSON ({reason}); {_advice(line, reason)}") from None
     if not isinstance(value, dict):
-        raise DataError(f"{path}:{number}: a row must be a JSON object, received {type(value).__name__}")
+        kind = type(value).__name__
+        raise DataError(f"{path}:{number}: a row must be a JSON object, received {kind}; each line is one JSON object")
     return Row(value, path, number)
+
+
+def _advice(line: bytes, reason: str) -> str:
+    """What would be right, of the mistakes that are often made."""
+    if line.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "the file seems to be UTF-16; write it in UTF-8"
+    place = re.search(r"\(byte (\d+)\)$", reason)
+    if place and re.match(rb"(NaN|Infinity)\b", line[int(place[1]) :]):
+        return "JSON has no NaN and no Infinity; write null, or leave the key out"
+    if line.strip() in (b"{", b"["):
+        return "the object goes on in the next line; each line is one JSON object, whole"
+    return "each line is one JSON object"
 
 
 _READERS = {".jsonl": _jsonl_rows, ".parquet": parquet_rows, ".arrow": arrow_rows}

@@ -19,7 +19,7 @@ class PlainDisplay:
         self._pause = pause
         self._name, self._step, self._total = "", 0, 0
         self._start_time = self._last = clock()
-        self._start_step = 0
+        self._start_step, self._begun = 0, False
 
     def loading(self, what: str) -> Callable[[int, int], None]:
         """A callback that prints how far it is, with the same pause as steps, and when it is done."""
@@ -35,17 +35,19 @@ class PlainDisplay:
 
     def phase(self, name: str, total: int, done: int = 0) -> None:
         """Starts counting the steps of a phase."""
-        self._name, self._step, self._total = name, done, total
-        self._start_step, self._start_time = done, self._clock()
+        self._name, self._step, self._total, self._begun = name, done, total, False
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Prints a step, or not."""
-        self._step = step
-        first = step == self._start_step + 1
-        if first or step == self._total or self._clock() - self._last >= self._pause:
-            self._last = self._clock()
-            left = (self._last - self._start_time) / (step - self._start_step) * (self._total - step)
-            self._print({**figures(metrics), "eta": duration(left)})
+        now = self._clock()
+        first, self._step = not self._begun, step
+        if first:  # what the first step prepares, and evaluations before it, say nothing of the others
+            self._begun, self._start_step, self._start_time = True, step, now
+        if first or step == self._total or now - self._last >= self._pause:
+            self._last = now
+            pace = (now - self._start_time) / max(1, step - self._start_step)
+            left = {} if first and step < self._total else {"eta": duration(pace * (self._total - step))}
+            self._print({**figures(metrics), **left})
 
     def evaluation(self, metrics: Mapping[str, float]) -> None:
         """Prints the results."""

@@ -13,7 +13,7 @@ from unit.test_ckpt_resume import IDENTITY, state
 
 from areno_fn.ckpt.peft import AdapterConfig, key_of, write_adapter
 from areno_fn.ckpt.resume import save_state
-from areno_fn.ckpt.tools.commands import command
+from areno_fn.ckpt.tools.arguments import command
 from areno_fn.contracts.identity import ACCEPTABLE, NEVER
 
 PAGE = (Path(__file__).parents[2] / "docs/checkpoints.md").read_text(encoding="utf-8")

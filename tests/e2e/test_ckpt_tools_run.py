@@ -10,7 +10,7 @@ import torch
 from e2e import tiny
 from safetensors.torch import load_file
 
-from areno_fn.ckpt.tools.commands import command
+from areno_fn.ckpt.tools.arguments import command
 from areno_fn.ckpt.tools.convert import convert
 
 SPEC = tiny.ROOT / "specs/lora.toml"

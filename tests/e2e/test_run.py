@@ -240,7 +240,7 @@ def test_a_dry_run_says_that_a_warm_up_takes_the_whole_phase(spec: Path, tmp_pat
 
 
 def test_a_batch_of_more_rows_than_there_are_is_told(spec: Path, tmp_path: Path) -> None:
-    said = "batch.rows is {}, but the data have {} rows, so that every batch is all {} of them"
+    said = "batch.rows is {}, but the data have {} rows, so that every batch is all of them"
     fits = tiny.run(spec, tmp_path / "out", "--dry-run", phases__sft__batch__rows=40, phases__grpo__batch__rows=20)
     assert fits.code == 0 and "but the data have" not in fits.out
     change = {"phases__sft__batch__rows": 41, "phases__grpo__batch__rows": 100}
@@ -248,12 +248,12 @@ def test_a_batch_of_more_rows_than_there_are_is_told(spec: Path, tmp_path: Path)
     dry, wet = (tiny.run(spec, tmp_path / "out", *flags, **change) for flags in (["--dry-run"], []))
     assert (dry.code, dry.err, wet.code, wet.err) == (0, "", 0, "")
     assert [line for line in dry.out.splitlines() if "but the data have" in line] == [
-        f"    {said.format(41, 40, 40)}",
-        f"    {said.format(100, 20, 20)}",
+        f"    {said.format(41, 40)}",
+        f"    {said.format(100, 20)}",
     ]
     assert wet.out.splitlines()[:2] == [
-        f"phases.sft: {said.format(41, 40, 40)}",
-        f"phases.grpo: {said.format(100, 20, 20)}",
+        f"phases.sft: {said.format(41, 40)}",
+        f"phases.grpo: {said.format(100, 20)}",
     ]
     closing = [line for line in wet.out.splitlines() if " and evaluations in " in line]
     assert [line.split(":")[0] for line in closing] == ["sft", "grpo"]

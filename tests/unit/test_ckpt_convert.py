@@ -11,7 +11,7 @@ import torch
 from ckpt_toys import read_files, same_bits, write_folder
 
 from areno_fn.ckpt.peft import AdapterConfig, key_of, write_adapter
-from areno_fn.ckpt.tools.commands import command
+from areno_fn.ckpt.tools.arguments import command
 from areno_fn.ckpt.tools.convert import bytes_of, convert
 from areno_fn.command import main
 from areno_fn.contracts.errors import CheckpointError

@@ -19,7 +19,7 @@ from unit.test_ckpt_resume import IDENTITY, state
 
 import areno_fn as af
 from areno_fn.ckpt.resume import save_state
-from areno_fn.ckpt.tools.commands import command
+from areno_fn.ckpt.tools.arguments import command
 from areno_fn.ckpt.tools.diff import difference
 from areno_fn.ckpt.tools.numbers import Compared, compared, looked_at
 from areno_fn.ckpt.tools.pieces import PIECE

@@ -16,7 +16,7 @@ from unit.test_ckpt_resume import IDENTITY, state
 
 from areno_fn.ckpt.peft import AdapterConfig, key_of, write_adapter
 from areno_fn.ckpt.resume import save_state
-from areno_fn.ckpt.tools.commands import command
+from areno_fn.ckpt.tools.arguments import command
 from areno_fn.command import main
 
 CONFIG = {"model_type": "llama", "hidden_size": 2, "tie_word_embeddings": True, "text_config": {"num_hidden_layers": 7}}

@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 from ckpt_toys import write_folder
 
-from areno_fn.ckpt.tools.commands import command
+from areno_fn.ckpt.tools.arguments import command
 from areno_fn.command import MISTAKE, main
 
 TENSORS = {"up.weight": torch.arange(6.0).reshape(2, 3), "count": torch.arange(3)}

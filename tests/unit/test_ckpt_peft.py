@@ -18,7 +18,7 @@ from areno_fn.ckpt import peft
 from areno_fn.ckpt.header import read_header
 from areno_fn.ckpt.peft import AdapterConfig, key_of, open_adapter, read_adapter, write_adapter
 from areno_fn.ckpt.peft_config import config_from_json, config_to_json
-from areno_fn.ckpt.tools.commands import command
+from areno_fn.ckpt.tools.arguments import command
 from areno_fn.ckpt.tools.verify import problems
 from areno_fn.contracts.errors import CheckpointError
 

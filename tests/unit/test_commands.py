@@ -11,7 +11,7 @@ import pytest
 import areno_fn
 from areno_fn import spec
 from areno_fn.__main__ import COMMANDS, command
-from areno_fn.ckpt.tools import commands as ckpt
+from areno_fn.ckpt.tools import arguments as ckpt
 from areno_fn.contracts.errors import ArenoError
 
 PACKAGE = Path(areno_fn.__file__).parent
@@ -39,6 +39,20 @@ def test_the_package_itself_takes_no_arguments() -> None:
         ArenoError, match="takes no arguments, received run a.toml; the commands are python -m areno_fn.run, "
     ):
         command(["run", "a.toml"])
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_answers_before_torch_is_imported(name: str) -> None:
+    code = f"""
+import runpy, sys
+sys.argv = ["it", "--help"]
+try:
+    runpy.run_module("areno_fn.{name}", run_name="__main__")
+except SystemExit as ended:
+    print(ended.code, "torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.startswith(f"usage: python -m areno_fn.{name} [-h]") and done.stdout.endswith("\n0 False\n")
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,13 @@ def test_several_sources_are_read_one_after_the_other(tmp_path: Path) -> None:
     [
         ('{"text": "a"', r"rows\.jsonl:2: not valid JSON"),
         ('{"text": "\\ud800"}', r"rows\.jsonl:2: not valid JSON"),
-        ('{"text": NaN}', r"rows\.jsonl:2: not valid JSON"),
+        (
+            '{"text": NaN}',
+            r"rows\.jsonl:2: not valid JSON .*; JSON has no NaN and no Infinity; write null, or leave the key out$",
+        ),
+        ('{"text": [1, -Infinity]}', r"rows\.jsonl:2: .*; JSON has no NaN and no Infinity"),
+        ('{"text": "NaN: Infinity", a}', r"rows\.jsonl:2: .*; each line is one JSON object$"),
+        ("{", r"rows\.jsonl:2: .*; the object goes on in the next line; each line is one JSON object, whole$"),
         ('["a"]', r"rows\.jsonl:2: a row must be a JSON object, received list"),
         ("7", r"rows\.jsonl:2: a row must be a JSON object, received int"),
         (
@@ -67,6 +73,14 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, said: str) -> None:
     with pytest.raises(DataError, match=said) as caught:
         read(write(tmp_path, {"text": "fine"}, line))
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_in_another_encoding_is_told(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n', encoding="utf-16")
+    with pytest.raises(
+        DataError, match=r"rows\.jsonl:1: not valid JSON .*; the file seems to be UTF-16; write it in UTF-8$"
+    ):
+        read(JsonlData(path=str(tmp_path / "rows.jsonl")))
 
 
 def test_missing_and_empty_files(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_a_plain_step_is_one_line_that_grep_finds(clock: Clock) -> None:
     display.phase("grpo", total=4)
     clock.now += 2
     display.step(1, STEP)
-    assert lines() == ["grpo 1/4 loss=0.5123 reward=0.750 kl=0.00123 length=4.2 lr=1.00e-03 tokens_per_s=1000 eta=6s"]
+    assert lines() == ["grpo 1/4 loss=0.5123 reward=0.750 kl=0.00123 length=4.2 lr=1.00e-03 tokens_per_s=1000"]
 
 
 def test_plain_steps_are_the_first_the_last_and_one_every_few_seconds(clock: Clock) -> None:
@@ -73,7 +73,22 @@ def test_plain_remaining_time_counts_from_where_the_run_continued(clock: Clock) 
     display.phase("sft", total=100, done=90)
     clock.now += 60
     display.step(91, {})
-    assert lines() == ["sft 91/100 eta=9m00s"]
+    clock.now += 20
+    display.step(92, {})
+    assert lines() == ["sft 91/100", "sft 92/100 eta=2m40s"]
+
+
+def test_plain_remaining_time_leaves_out_what_the_first_step_prepares(clock: Clock) -> None:
+    display, lines = plain(clock)
+    display.phase("sft", total=3)
+    display.evaluation({"eval/score": 0.5})
+    for seconds, step in ((500, 1), (7.0, 2), (7.0, 3)):
+        clock.now += seconds
+        display.step(step, {})
+    display.phase("grpo", total=1)
+    clock.now += 5
+    display.step(1, {})
+    assert lines()[1:] == ["sft 1/3", "sft 2/3 eta=7s", "sft 3/3 eta=0s", "grpo 1/1 eta=0s"]
 
 
 def test_plain_evaluations_samples_and_messages(clock: Clock) -> None:
@@ -88,7 +103,7 @@ def test_plain_evaluations_samples_and_messages(clock: Clock) -> None:
     display.close()
     assert lines() == [
         "sft 0/10 eval exact_match=0.5000",
-        "sft 1/10 eta=1m30s",
+        "sft 1/10",
         "sft 1/10 eval score=0.7500 exact_match=0.5000 short=0.2500",
         "sft 1/10 sample reward=1.000 '1+1=' -> '2' (answer '2')",
         "saved out/run",

@@ -390,7 +390,10 @@ def test_later_overrides_win(base: Path) -> None:
         ("phases.9.steps=1", "phases has no item '9'; its items are sft, grpo.v2"),
         ("phases.sft.stepz=1", "phases.sft has no field 'stepz'; the nearest is 'steps'"),
         ("phases.0.stepz=1", "phases.sft has no field 'stepz'; the nearest is 'steps'"),
-        ("phases.sft.rewards.a.weight=1", "phases.sft.rewards has no item 'a'; it is empty"),
+        (
+            "phases.sft.rewards.a.weight=1",
+            "phases.sft.rewards has no item 'a'; it is empty; give it whole, phases.sft.rewards=[{ ... }]",
+        ),
         (
             "phases.sft.algorithm.sampling.top_k=1",
             "phases.sft.algorithm has no field 'sampling', as it is of kind 'sft'; remove it, "

@@ -12,8 +12,6 @@ from areno_fn.ckpt.tools.text import first, many, size, spec, table
 from areno_fn.ckpt.tools.ties import is_tied
 from areno_fn.ckpt.words import brief
 
-DEFINITION = "relative difference = ||a - b|| / max(||a||, 1.2e-38) over the finite elements of a tensor, in float64"
-
 
 def title(letter: str, source: Source) -> str:
     """One line on what is compared."""

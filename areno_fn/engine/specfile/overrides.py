@@ -127,7 +127,7 @@ def _item(node: list[Any], info: Type, address: str, where: str) -> tuple[int, s
     matching = [name for name in known if _leads(name, address)]
     if not matching:
         head = address.partition(".")[0]
-        has = f"its items are {', '.join(names)}" if names else "it is empty"
+        has = f"its items are {', '.join(names)}" if names else f"it is empty; give it whole, {where}=[{{ ... }}]"
         raise _Nowhere(f"{where} has no item {head!r}; {suggestion(head, names) or has}")
     name = max(matching, key=len)
     return known[name], names[known[name]], address[len(name) + 1 :]
