@@ -9,7 +9,7 @@ import torch
 from areno_fn import tree
 from areno_fn.autodiff import value_and_grad
 from areno_fn.contracts.key import Key
-from areno_fn.kernels.attention import packed_attention, packed_layout
+from areno_fn.kernels.attention import fused, packed_attention, packed_layout
 from areno_fn.kernels.law import Case
 from areno_fn.models.decoder import Decoder, DecoderConfig, init
 from areno_fn.models.decoder_forward import forward
@@ -51,6 +51,40 @@ def test_attention_is_the_formula(lengths: tuple[int, ...], head_dim: int, dtype
     for a, b in zip((got, *pull(dout)), (want, *pull_want(dout.double())), strict=True):
         assert a.shape == b.shape and a.dtype == dtype
         assert (a - b).norm() < bound * b.norm()
+
+
+@pytest.mark.parametrize("window", [0, 40])
+def test_a_chip_of_before_has_flash(monkeypatch: pytest.MonkeyPatch, window: int) -> None:
+    """What is not compared on this chip is right all the same."""
+    lengths = LENGTHS["ragged"]
+    layout = packed_layout(segments_of(lengths), (len(lengths), max(lengths)))
+    case = Case(sizes=(sum(lengths),), dtype=torch.bfloat16)
+    parts = case.normal("qkv", sum(lengths), 8, 64, device="cuda").split((4, 2, 2), dim=1)
+    dout = case.normal("dout", sum(lengths), 4, 64, device="cuda")
+    assert fused.kernel_of(parts[0], layout, window) == "triton"
+    own, pull_own = torch.func.vjp(lambda *x: packed_attention(*x, layout, 0.125, window=window), *parts)
+    cotangents = pull_own(dout)
+    monkeypatch.setattr(fused, "_is_late", lambda q: False)
+    assert fused.kernel_of(parts[0], layout, window) == "flash"
+    other, pull_other = torch.func.vjp(lambda *x: packed_attention(*x, layout, 0.125, window=window), *parts)
+    for a, b in zip((own, *cotangents), (other, *pull_other(dout)), strict=True):
+        assert (a.float() - b.float()).norm() < 1e-2 * b.float().norm()
+
+
+@pytest.mark.parametrize("size", [64, 128, 256])
+@pytest.mark.parametrize("window", [0, 1024])
+def test_documents_of_several_lengths_have_the_same_bits_twice(size: int, window: int) -> None:
+    """Nothing is added up by atomics."""
+    lengths = (3000, 1, 1500, 600)
+    layout = packed_layout(segments_of(lengths), (len(lengths), max(lengths)))
+    case = Case(sizes=(sum(lengths),), dtype=torch.bfloat16)
+    parts = case.normal("qkv", sum(lengths), 12, size, device="cuda").split((8, 2, 2), dim=1)
+    dout = case.normal("dout", sum(lengths), 8, size, device="cuda")
+    runs = []
+    for _ in range(3):
+        out, pull = torch.func.vjp(lambda *x: packed_attention(*x, layout, size**-0.5, window=window), *parts)
+        runs.append((out, *pull(dout)))
+    assert all(torch.equal(a, b) for again in runs[1:] for a, b in zip(runs[0], again, strict=True))
 
 
 CONFIG = DecoderConfig(

@@ -145,10 +145,10 @@ def stepping(moved: Optimizer, sampling: af.Sampling, graphs: Graphs | None) -> 
     return af.train_step(objective, moved, donate=True, capture=graphs or False), state
 
 
-def experience(number: int, sampling: af.Sampling) -> tuple[af.Experience, ...]:
-    """Ragged documents of at most 64 tokens, which attention adds up in one order."""
+def experience(number: int, sampling: af.Sampling, longest: int = 64) -> tuple[af.Experience, ...]:
+    """Ragged documents, which attention adds up in one order."""
     source = torch.Generator().manual_seed(number)
-    lengths = torch.randint(40, 64, (16,), generator=source).tolist()
+    lengths = torch.randint(longest // 2, longest, (16,), generator=source).tolist()
     texts = [torch.randint(0, 151936, (n,), generator=source).tolist() for n in lengths]
     rows = [af.Example(tokens=tuple(text), trained=(False, *[True] * (len(text) - 1))) for text in texts]
     packed = af.pack(rows)
@@ -180,6 +180,18 @@ def test_every_optimizer_is_captured(name: str, top_k: int) -> None:
     for number in range(6):
         want, told = plain(want, experience(number, sampling))
         got, also = replayed(got, experience(number, sampling))
+        assert told == also, number
+        assert tree.first_difference(want, got) is None, number
+    assert graphs.count >= 1
+
+
+def test_updates_of_long_documents_are_those_that_are_not_captured() -> None:
+    moved, sampling, graphs = optimizer(MOVERS["adamw"], 100), af.Sampling(), Graphs()
+    plain, want = stepping(moved, sampling, None)
+    replayed, got = stepping(moved, sampling, graphs)
+    for number in range(5):
+        want, told = plain(want, experience(number, sampling, 1500))
+        got, also = replayed(got, experience(number, sampling, 1500))
         assert told == also, number
         assert tree.first_difference(want, got) is None, number
     assert graphs.count >= 1

@@ -1,8 +1,9 @@
 """Packed attention forward and backward by fused kernels, for primitives that contain it.
 
-Documents of one length go to cuDNN's kernel on chips that prefer it (compute capability 9.0 and later); documents
-of several lengths, laid end to end, and any window, to the variable-length flash kernel, which pads nothing. Scores with a
-soft cap, and windows in float32, are formed by the kernels of `triton.py`.
+Documents of one length go to cuDNN's kernel on chips that prefer it (compute capability 9.0 and later). Documents of several
+lengths, laid end to end, windows and soft caps go to the kernels of `triton.py`, which pad nothing: on an H200 they are faster
+than torch's variable-length flash kernel at every shape that was measured (docs/performance.md), and add up in one order. On
+chips before that one flash does what it can, which is all but soft caps and float32.
 """
 
 from __future__ import annotations
@@ -46,11 +47,12 @@ def forward(
 ) -> tuple[torch.Tensor, ...]:
     """The result [N, H, head_dim], and the tensors beside it that `backward` needs; arguments as `packed_attention`'s."""
     longest = layout.longest
-    if _formed(q, soft_cap):
+    kernel = kernel_of(q, layout, window, soft_cap)
+    if kernel == "triton":
         made = importlib.import_module("areno_fn.kernels.attention.triton").forward
         out, lse = made(q, k, v, _edges(q, layout), longest, scale, window, soft_cap)
         return out, lse, lse.new_empty(0), lse.new_empty(0)
-    if dense(q, layout, window):
+    if kernel == "cudnn":
         sides = (_beside(x, layout) for x in (q, k, v))
         out, lse, _, _, _, _, seed, offset, _ = torch.ops.aten._scaled_dot_product_cudnn_attention(
             *sides, None, True, 0.0, True, False, scale=scale
@@ -77,11 +79,12 @@ def backward(
     """Cotangents of q, k and v, [N, .., head_dim] each; `kept` is what `forward` returned."""
     out, lse, state, other = kept
     longest = layout.longest
-    if _formed(q, soft_cap):
+    kernel = kernel_of(q, layout, window, soft_cap)
+    if kernel == "triton":
         pull = importlib.import_module("areno_fn.kernels.attention.pull").backward
         dq, dk, dv = pull(dout, q, k, v, out, lse, _edges(q, layout), longest, scale, window, soft_cap)
         return dq, dk, dv
-    if dense(q, layout, window):
+    if kernel == "cudnn":
         sides = (_beside(x, layout) for x in (dout, q, k, v, out))
         pulled = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
             *sides, lse, state, other, None, None, None, longest, longest, 0.0, True, scale=scale
@@ -96,8 +99,18 @@ def backward(
     return dq, dk, dv
 
 
-def _formed(q: torch.Tensor, soft_cap: float) -> bool:
-    return soft_cap > 0 or q.dtype == torch.float32 or not q.is_cuda
+def kernel_of(q: torch.Tensor, layout: PackedLayout, window: int = 0, soft_cap: float = 0.0) -> str:
+    """Which kernel it is: cudnn, triton or flash."""
+    if soft_cap or q.dtype == torch.float32 or not q.is_cuda:
+        return "triton"
+    if dense(q, layout, window):
+        return "cudnn"
+    return "triton" if _is_late(q) else "flash"
+
+
+def _is_late(q: torch.Tensor) -> bool:
+    """Whether the chip is one whose kernels were compared."""
+    return torch.cuda.get_device_capability(q.device) >= (9, 0)
 
 
 def _sides(window: int) -> dict[str, int]:
@@ -111,7 +124,7 @@ def dense(q: torch.Tensor, layout: PackedLayout, window: int = 0) -> bool:
         return False
     if q.shape[-1] > CUDNN_WIDEST:
         return False
-    return torch.cuda.get_device_capability(q.device) >= (9, 0)
+    return _is_late(q)
 
 
 def _beside(x: torch.Tensor, layout: PackedLayout) -> torch.Tensor:

@@ -27,7 +27,7 @@ from areno_fn.kernels.attention.tiles import (
     seen,
     sloped,
 )
-from areno_fn.kernels.attention.triton import Blocks, bend, columns_of, near
+from areno_fn.kernels.attention.triton import Blocks, bend, columns_of, near, sees_far
 from areno_fn.kernels.launch import on_device_of
 
 
@@ -50,11 +50,13 @@ def queries_blocks(columns: int, wide: bool) -> Blocks:
     return Blocks(64, 32, 4, 3) if columns <= 128 else Blocks(128, 32, 8, 2)
 
 
-def keys_blocks(columns: int, wide: bool) -> KeyBlocks:
+def keys_blocks(columns: int, wide: bool, far: bool) -> KeyBlocks:
     """The tiles of the cotangents of keys and values."""
     if wide:
         return KeyBlocks(Blocks(32, 32, 4, 1) if columns <= 64 else Blocks(16, 16, 4, 1), False)
-    return KeyBlocks(Blocks(32, 64, 4, 3 if columns <= 128 else 2), columns > 128)
+    if far and columns <= 64:
+        return KeyBlocks(Blocks(64, 64, 4, 3), False)
+    return KeyBlocks(Blocks(32, 64, 4, 3 if far or columns <= 128 else 2), columns > 128)
 
 
 def backward(
@@ -90,7 +92,7 @@ def backward(
             *dout.stride(), *q.stride(), *k.stride(), *v.stride(), *out.stride(), *dq.stride()[:2],
             QUERIES=blocks.queries, KEYS=blocks.keys, STAGES=blocks.stages, num_warps=blocks.warps, **common,
         )  # fmt: skip
-        blocks, apart = keys_blocks(columns, wide)
+        blocks, apart = keys_blocks(columns, wide, sees_far(longest, window, soft_cap))
         for which in ("values", "keys") if apart else ("both",):
             _keys_kernel[(k.shape[1] * documents, triton.cdiv(longest, blocks.keys))](
                 dout, q, k, v, shift, delta, dk, dv, edges, scale, window, soft_cap, padded, size, k.shape[1],

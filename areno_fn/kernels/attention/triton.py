@@ -1,4 +1,4 @@
-"""Packed attention in Triton, for scores that torch's kernels do not form: a soft cap, and any window with it.
+"""Packed attention in Triton: documents of any lengths, windows, and scores under a soft cap.
 
 Forward: a program takes some queries of one head of a document, and walks over the keys that they see. Backward
 (`pull.py`): a program takes some queries again, another one some keys of one key head, and walks over the queries of every head
@@ -44,11 +44,20 @@ class Blocks(NamedTuple):
     stages: int
 
 
-def forward_blocks(columns: int, wide: bool) -> Blocks:
-    """The tiles of the forward, for heads of so many columns."""
+FAR = 1024
+"""Keys that a query sees at most, from which on tiles without a cap are larger."""
+
+
+def forward_blocks(columns: int, wide: bool, far: bool) -> Blocks:
+    """The tiles of the forward, for heads of so many columns, and for queries that see far and without a cap."""
     if wide:
         return Blocks(32, 32, 4, 1) if columns <= 128 else Blocks(16, 16, 4, 1)
-    return Blocks(64, 32, 4, 3) if columns <= 128 else Blocks(128, 64, 8, 2)
+    return Blocks(64, 64 if far else 32, 4, 3) if columns <= 128 else Blocks(128, 64, 8, 2)
+
+
+def sees_far(longest: int, window: int, soft_cap: float) -> bool:
+    """Whether larger tiles are worth it."""
+    return not soft_cap and min(longest, window or longest) >= FAR
 
 
 def bend(dtype: torch.dtype, soft_cap: float) -> str:
@@ -86,7 +95,7 @@ def forward(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(heads, count, dtype=torch.float32, device=q.device)
     columns = columns_of(size)
-    blocks = forward_blocks(columns, q.dtype == torch.float32)
+    blocks = forward_blocks(columns, q.dtype == torch.float32, sees_far(longest, window, soft_cap))
     q, k, v = (near(x) for x in (q, k, v))
     if out.numel():
         with on_device_of(q):
