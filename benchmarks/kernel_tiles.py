@@ -342,7 +342,7 @@ def _attention_blocks(
     module = importlib.import_module("areno_fn.kernels.attention.triton")
     back = importlib.import_module("areno_fn.kernels.attention.pull")
     cases: Cases = importlib.import_module("areno_fn.kernels.attention.cases").CASES
-    first = [_Variant("as it is", module, {}), _Variant("largest scores taken off", module, {"_BOUNDED": 0.0})]
+    first = [_Variant("as it is", module, {})]
     first += [_Variant(str(c), module, {"forward_blocks": lambda *_, c=c: module.Blocks(*c)}) for c in forward]
     second = [_Variant("as it is", back, {})]
     second += [_Variant(f"queries {c}", back, {"queries_blocks": lambda *_, c=c: module.Blocks(*c)}) for c in queries]

@@ -66,7 +66,7 @@ def test_peaked_weights_are_as_exact_as_a_rounded_result_lets_them_be(cap: int, 
         for seed in range(4)
     ]
     ours, plain, exact = torch.stack([errors(case, "cpu", cut_off) for case in drawn]).mean(0).sqrt()
-    assert (ours < 1.3 * plain).all(), (ours, plain)
+    assert (ours < 1.1 * plain).all(), (ours, plain)
     # what is left in the gradients of queries and keys is the rounding of the result, which the backward is given
     assert (exact[1:3] < 0.5 * plain[1:3]).all(), (exact, plain)
 

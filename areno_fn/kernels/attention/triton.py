@@ -5,9 +5,8 @@ Forward: a program takes some queries of one head of a document, and walks over 
 that reads it, so that nothing is added up by atomics. Scores are made three times and never stored. Tiles that are seen as a whole
 have no mask. Programs that walk farthest begin first.
 
-Under a small cap no largest score is taken off. The largest weight of a query is then not 1 but rounded like the others, by
-an amount that all columns of a result would have in common. Results are therefore divided by the sum of the weights as they
-were rounded; the sum that the backward knows is that of the weights themselves.
+The largest score is taken off even where a cap bounds all of them: the largest weight of a query is then 1, which is not
+rounded. What it would lose otherwise all columns of a result would have in common, and gradients would be off by it.
 """
 
 from __future__ import annotations
@@ -22,8 +21,6 @@ from areno_fn.kernels.attention.tiles import LN2, bent, key_range, line, offsets
 from areno_fn.kernels.launch import on_device_of
 
 _LEAST = 16  # what a product on tensor cores takes
-_BOUNDED = 50.0
-"""The largest cap e^cap of which times any sum of values stays far inside of bfloat16, so that no largest score is taken off."""
 _QUICK = 1024.0
 """The largest cap of which the roundings of a quick bend, times the cap, are far below those of a score in 16 bits."""
 
@@ -102,46 +99,44 @@ def forward(
             _forward_kernel[(heads * (edges.shape[0] - 1), triton.cdiv(longest, blocks.queries))](
                 q, k, v, out, lse, edges, scale, window, soft_cap, count, size, heads,
                 *q.stride(), *k.stride(), *v.stride(), GROUP=heads // k.shape[1], WINDOWED=window > 0,
-                BEND=bend(q.dtype, soft_cap), BOUNDED=0 < soft_cap <= _BOUNDED and q.dtype == torch.bfloat16,
-                NATIVE=q.is_cuda, EVEN=size == columns, QUERIES=blocks.queries, KEYS=blocks.keys, COLUMNS=columns,
-                STAGES=blocks.stages, num_warps=blocks.warps, enable_fp_fusion=True,
+                BEND=bend(q.dtype, soft_cap), NATIVE=q.is_cuda, EVEN=size == columns, QUERIES=blocks.queries,
+                KEYS=blocks.keys, COLUMNS=columns, STAGES=blocks.stages, num_warps=blocks.warps, enable_fp_fusion=True,
             )  # fmt: skip
     return out, lse
 
 
 @triton.jit
 def _absorb(
-    product, v, hides, peak, total, divisor, mixed, scale, cap,
-    BEND: tl.constexpr, BOUNDED: tl.constexpr, MASKED: tl.constexpr, NATIVE: tl.constexpr, ROUNDED: tl.constexpr,
-    EXACT: tl.constexpr,
+    product, v, hides, peak, total, mixed, scale, cap,
+    BEND: tl.constexpr, MASKED: tl.constexpr, NATIVE: tl.constexpr, ROUNDED: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """The largest score, the sum of exponentials, that of the rounded ones and the values weighted by them, with more keys."""
-    factor, offset, _ = line(scale, cap, BEND)
-    score = bent(product, scale, cap, BEND, NATIVE) * factor + offset
-    if MASKED:
-        score = tl.where(hides, -float("inf"), score)
-    if BOUNDED:
-        weight = power(score, NATIVE)
-        rounded = weight.to(ROUNDED)
-        total += tl.sum(weight, axis=1)
-        divisor += tl.sum(rounded.to(tl.float32), axis=1)
-        mixed = tl.dot(rounded.to(EXACT), v, mixed, input_precision="ieee")
+    """The largest score, the sum of exponentials and the weighted values of some queries, with one more tile of keys."""
+    factor, _, _ = line(scale, cap, BEND)
+    x = bent(product, scale, cap, BEND, NATIVE)
+    # the offset of all scores is left out, and a score falls as a quick `x` rises: a weight is one fused operation from it
+    if BEND == "quick":
+        if MASKED:
+            x = tl.where(hides, float("inf"), x)
+        larger = tl.maximum(peak, tl.min(x, axis=1) * factor)
+        weight = power(x * factor - larger[:, None], NATIVE)
     else:
+        score = x * factor
+        if MASKED:
+            score = tl.where(hides, -float("inf"), score)
         larger = tl.maximum(peak, tl.max(score, axis=1))
         weight = power(score - larger[:, None], NATIVE)
-        shrink = power(peak - larger, NATIVE)
-        total = total * shrink + tl.sum(weight, axis=1)
-        mixed = tl.dot(weight.to(ROUNDED).to(EXACT), v, mixed * shrink[:, None], input_precision="ieee")
-        peak, divisor = larger, total
-    return peak, total, divisor, mixed
+    shrink = power(peak - larger, NATIVE)
+    total = total * shrink + tl.sum(weight, axis=1)
+    mixed = tl.dot(weight.to(ROUNDED).to(EXACT), v, mixed * shrink[:, None], input_precision="ieee")
+    return larger, total, mixed
 
 
 @triton.jit
 def _forward_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, edges_ptr, scale, window, cap, N, D, HEADS,
     q_n, q_h, q_d, k_n, k_h, k_d, v_n, v_h, v_d,
-    GROUP: tl.constexpr, WINDOWED: tl.constexpr, BEND: tl.constexpr, BOUNDED: tl.constexpr, NATIVE: tl.constexpr,
-    EVEN: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+    GROUP: tl.constexpr, WINDOWED: tl.constexpr, BEND: tl.constexpr, NATIVE: tl.constexpr, EVEN: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     # the interpreter would multiply the bits of bfloat16 as if they were integers
     EXACT: tl.constexpr = q_ptr.dtype.element_ty if NATIVE else tl.float32
@@ -164,7 +159,6 @@ def _forward_kernel(
         v_at = offsets(place, column, v_n, v_d)
         peak = tl.full([QUERIES], -1e30, dtype=tl.float32)
         total = tl.zeros([QUERIES], dtype=tl.float32)
-        divisor = tl.zeros([QUERIES], dtype=tl.float32)
         mixed = tl.zeros([QUERIES, COLUMNS], dtype=tl.float32)
         hidden, clear, whole, last = key_range(begin, end, first, window, WINDOWED, QUERIES, KEYS)
         for key_first in tl.range(clear, whole, KEYS, num_stages=STAGES):
@@ -172,9 +166,9 @@ def _forward_kernel(
             k = rows(k_ptr, key_first, k_n, k_at, key, column, end, D, EXACT, False, EVEN)
             v = rows(v_ptr, key_first, v_n, v_at, key, column, end, D, EXACT, False, EVEN)
             product = tl.dot(q, tl.trans(k), input_precision="ieee")
-            peak, total, divisor, mixed = _absorb(
-                product, v, key, peak, total, divisor, mixed, scale, cap, BEND, BOUNDED, False, NATIVE, ROUNDED, EXACT,
-            )  # fmt: skip
+            peak, total, mixed = _absorb(
+                product, v, key, peak, total, mixed, scale, cap, BEND, False, NATIVE, ROUNDED, EXACT
+            )
         for turn in tl.range(0, hidden + tl.cdiv(last - whole, KEYS), num_stages=STAGES):
             key_first = tl.where(turn < hidden, clear + (turn - hidden) * KEYS, whole + (turn - hidden) * KEYS)
             key = key_first + place
@@ -182,13 +176,13 @@ def _forward_kernel(
             v = rows(v_ptr, key_first, v_n, v_at, key, column, end, D, EXACT, True, EVEN)
             product = tl.dot(q, tl.trans(k), input_precision="ieee")
             hides = ~seen(query[:, None], key[None, :], end, window, WINDOWED)
-            peak, total, divisor, mixed = _absorb(
-                product, v, hides, peak, total, divisor, mixed, scale, cap, BEND, BOUNDED, True, NATIVE, ROUNDED, EXACT,
-            )  # fmt: skip
+            peak, total, mixed = _absorb(
+                product, v, hides, peak, total, mixed, scale, cap, BEND, True, NATIVE, ROUNDED, EXACT
+            )
         there = query < end
-        total, divisor = tl.where(there, total, 1.0), tl.where(there, divisor, 1.0)
+        total = tl.where(there, total, 1.0)
         out_at = query.to(tl.int64)[:, None] * (HEADS * D) + head * D + column[None, :]
-        out = (mixed / divisor[:, None]).to(ROUNDED)
+        out = (mixed / total[:, None]).to(ROUNDED)
         tl.store(out_ptr + out_at, out, mask=there[:, None] & (column < D)[None, :])
-        lse = tl.log2(total) if BOUNDED else peak + tl.log2(total)
-        tl.store(lse_ptr + head * N + query, lse * LN2, mask=there)
+        _, offset, _ = line(scale, cap, BEND)
+        tl.store(lse_ptr + head * N + query, (peak + offset + tl.log2(total)) * LN2, mask=there)
