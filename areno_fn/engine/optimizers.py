@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import attrs
+import torch
 
 from areno_fn import tree
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.optim import Optimizer, Transform
 from areno_fn.contracts.placement import Placement
-from areno_fn.contracts.spec import PPO, FlowMatched, Phase, Repeated
+from areno_fn.contracts.spec import PPO, AdamWSpec, FlowMatched, OptimizerSpec, Phase, Repeated
 from areno_fn.engine.cast import Cast
 from areno_fn.engine.critic import CriticPlan
 from areno_fn.engine.finetune import FinetunePlan
@@ -101,19 +102,33 @@ def plan_optimizers(
         given: stands in the place of all that `optimizers` says; or, by role, of what it says of that role.
 
     Raises:
-        SpecError: a group names no parameter, or one that it cannot have; `given` is no transform, or is of a role that
-            the phase does not train.
+        SpecError: a group names no parameter, or one that it cannot have; states are to be stored in the dtype of parameters
+            that are in float32; `given` is no transform, or is of a role that the phase does not train.
     """
     moved = moved.of(phase)
     own = _by_role(phase, given)
     specified = {spec.role: spec for spec in phase.optimizers if spec.role not in own}
     rest = {role: moved.params[role] for role in specified}
     layout(list(specified.values()), rest, moved.placements)
+    for role, spec in specified.items():
+        _require_low(spec, moved.params[role])
     made = {
         role: optimizer(spec, steps_of(phase, role, steps), moved.placements[role]) for role, spec in specified.items()
     }
     made |= {role: optimizer_from(mover) for role, mover in own.items()}
     return {role: made[role] for role in moved.params}
+
+
+def _require_low(spec: OptimizerSpec, params: Any) -> None:
+    """Where all parameters are their own masters, their moments are in float32 whatever is said of them."""
+    if not isinstance(spec, AdamWSpec) or spec.states != "stored":
+        return
+    dtypes = {leaf.dtype for leaf in tree.leaves(params)}
+    if all(torch.promote_types(dtype, torch.float32) == dtype for dtype in dtypes):
+        raise SpecError(
+            f"{spec.role}.states: 'stored' keeps moments in the dtype of the parameters, and those of this role are in float32 or "
+            f"wider, as moments are without it; remove this, or train parameters in bfloat16"
+        )
 
 
 def _by_role(phase: Phase, given: Mover | Mapping[str, Mover] | None) -> Mapping[str, Mover]:

@@ -16,6 +16,7 @@ from areno_fn.contracts.errors import DataError, ModelError, RewardError, SpecEr
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.spec import AdamWSpec, RunSpec, ScratchModel
 from areno_fn.engine.model import from_scratch
+from areno_fn.engine.optimizers import Trained, plan_optimizers
 from areno_fn.world import tokenizer_export
 
 
@@ -173,3 +174,23 @@ def test_bytes_do_not_take_the_place_of_a_tokenizer(tmp_path: Path) -> None:
         SpecError, match="tokenizer: kind 'byte' would take the place of the tokenizer in .*model; leave"
     ):
         af.plan(spec(table))
+
+
+def test_states_are_stored_in_less_only_where_parameters_are() -> None:
+    table = tomllib.loads(tiny.SPEC)
+    table["phases"][0]["optimizers"] = [{"kind": "adamw", "states": "stored"}]
+    with pytest.raises(SpecError) as refused:
+        af.plan(spec(table))
+    assert str(refused.value) == (
+        "phases.sft.optimizers: actor.states: 'stored' keeps moments in the dtype of the parameters, and those of this role are in "
+        "float32 or wider, as moments are without it; remove this, or train parameters in bfloat16"
+    )
+    phase = spec(table).phases[0]
+    for dtypes, sound in (((torch.float32, torch.bfloat16), True), ((torch.float16,), True), ((torch.float64,), False)):
+        own = {str(place): torch.empty(2, 2, dtype=dtype, device="meta") for place, dtype in enumerate(dtypes)}
+        moved = Trained(params={"actor": own}, placements={"actor": {}})
+        if sound:
+            assert plan_optimizers(phase, moved, 3).keys() == {"actor"}
+        else:
+            with pytest.raises(SpecError, match="^actor.states: 'stored' keeps"):
+                plan_optimizers(phase, moved, 3)
