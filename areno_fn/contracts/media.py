@@ -237,7 +237,7 @@ class InputMedia:
         if strange:
             return f"inputs.{strange[0]}: it takes none"
         if not self.least_total <= len(media) <= self.most:
-            return f"inputs: it takes {self.least_total} to {self.most} media in all, received {len(media)}"
+            return f"inputs: it takes {_span(self.least_total, self.most)} media in all, received {len(media)}"
         if self.required_any and not any(one.type in self.required_any for one in media):
             return f"inputs.required_any: one of type {' or '.join(self.required_any)} is missing"
         return None
@@ -262,9 +262,13 @@ class InputMedia:
         return not left and self.most <= other.most and least >= other.least_total and wanted
 
 
+def _span(least: int, most: int) -> str:
+    return str(most) if least == most else f"{least} to {most}"
+
+
 def _broken(rule: InputRule, media: list[Media]) -> str | None:
     if not rule.least <= len(media) <= rule.most:
-        return f"it takes {rule.least} to {rule.most} of these, received {len(media)}"
+        return f"it takes {_span(rule.least, rule.most)} of these, received {len(media)}"
     slots = [one.slot for one in media]
     strange = [slot for slot in slots if slot and slot not in rule.slots]
     if strange:

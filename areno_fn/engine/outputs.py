@@ -34,6 +34,9 @@ OWN = (
 )
 """All that runs write into their folder, and so all that `--overwrite` removes from it."""
 
+_FILES = ("metrics.jsonl", "samples.jsonl", "summary.json", "curves.png", "spec.yaml")
+"""Those of them that are files; the others are folders."""
+
 _ALWAYS = OWN[: OWN.index("adapter")]
 
 
@@ -148,7 +151,19 @@ def inspect(path: str, *, resume: bool, overwrite: bool, occupied: bool = False)
     present = _present(outputs)
     if present and not (resume or overwrite or occupied):
         raise SpecError(f"out: {held(outputs)}")
+    # what is overwritten goes, but for the specification, whose place the new one takes
+    for path in present if resume else [outputs.spec] if outputs.spec.is_dir() else []:
+        _require_kind(path)
     return outputs
+
+
+def _require_kind(path: Path) -> None:
+    """Refuses what a continued run would write into, where it is of another kind than a run leaves it."""
+    file = path.name in _FILES
+    if not (path.is_file() if file else path.is_dir()):
+        raise SpecError(
+            f"out: {path} is no {'file' if file else 'folder'}, as a run needs it; move it elsewhere, or choose another folder"
+        )
 
 
 def held(outputs: Outputs) -> str | None:

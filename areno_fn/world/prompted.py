@@ -149,10 +149,9 @@ def shot_of(row: Row, value: Any, type: MediaType) -> Shot:
     paths = [value] if isinstance(value, str) else value
     if type != "audio" and isinstance(paths, list) and paths and all(isinstance(path, str) for path in paths):
         return _from_files(row, tuple(Path(row.file).parent / path for path in paths), type)
-    try:
-        numbers = torch.from_numpy(np.ascontiguousarray(value, np.float32))
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{row.where}: {type} must be {_legal(type)}, received {value!r:.60}") from error
+    numbers = _numbers(value)
+    if numbers is None:
+        raise DataError(f"{row.where}: {type} must be {_legal(type)}, received {value!r:.60}")
     colours = numbers.ndim == len(_NUMBERS[type].split(",")) and (type == "audio" or numbers.shape[-3] == 3)
     if not colours:
         raise DataError(f"{row.where}: {type} must be {_legal(type)}, received the shape {list(numbers.shape)}")
@@ -161,6 +160,17 @@ def shot_of(row: Row, value: Any, type: MediaType) -> Shot:
     except DataError as error:
         raise DataError(f"{row.where}: {error}") from error
     return Shot(type, row.where, checked, tuple(numbers.shape), hashlib.sha256(numbers.numpy().tobytes()).digest())
+
+
+def _numbers(value: Any) -> torch.Tensor | None:
+    """Numbers of any depth, float32; None of what numpy would only turn into some, as texts and nothing."""
+    try:
+        found = np.asarray(value)
+    except ValueError:  # lists of unequal lengths
+        return None
+    if found.ndim == 0 or (found.size and found.dtype.kind not in "iuf"):
+        return None
+    return torch.from_numpy(np.ascontiguousarray(found, np.float32))
 
 
 def _shots(row: Row, values: Any, types: tuple[MediaType, ...], what: str) -> Shots:

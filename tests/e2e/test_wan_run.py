@@ -285,7 +285,7 @@ def test_a_run_of_video_to_video_goes_on_bit_for_bit(finetune: Any, tmp_path: Pa
 @pytest.mark.parametrize(
     ("given", "edit", "words"),
     [
-        (False, {}, "prompts.jsonl:1: wan does not take this row, inputs.video: it takes 1 to 1 of these, received 0"),
+        (False, {}, "prompts.jsonl:1: wan does not take this row, inputs.video: it takes 1 of these, received 0"),
         (
             True, {"pipeline": {"frames": 5}},
             "prompts.jsonl:1: wan does not take this row, initial: the video must have 5 frames, as what is made has, received 9",

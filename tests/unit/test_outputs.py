@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -103,6 +105,30 @@ def test_resuming_touches_nothing(tmp_path: Path) -> None:
     before = sorted(path.name for path in tmp_path.rglob("*"))
     prepared(tmp_path, resume=True)
     assert sorted(path.name for path in tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("nowhere")], ids=["folder", "pipe", "link"]
+)
+@pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl", "summary.json", "curves.png", "spec.yaml"])
+def test_what_would_be_written_to_is_a_file(name: str, make: Callable[[Path], object], tmp_path: Path) -> None:
+    make(tmp_path / name)
+    words = f"out: {tmp_path}/{name} is no file, as a run needs it; move it elsewhere, or choose another folder"
+    with pytest.raises(SpecError) as found:
+        inspect(str(tmp_path), resume=True, overwrite=False, occupied=True)
+    assert str(found.value) == words
+    if (name, make) == ("spec.yaml", Path.mkdir):  # the only one that overwriting leaves in its place
+        assert refused(tmp_path, overwrite=True) == words
+    else:
+        prepared(tmp_path, overwrite=True)
+        assert set(tmp_path.iterdir()) <= {tmp_path / "spec.yaml"}
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "tensorboard", "pictures", "export", "adapter"])
+def test_what_would_be_written_in_is_a_folder(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("x")
+    with pytest.raises(SpecError, match=f"out: {tmp_path}/{name} is no folder, as a run needs it; move"):
+        prepared(tmp_path, resume=True)
 
 
 def test_overwriting_removes_a_run_and_nothing_else(tmp_path: Path) -> None:

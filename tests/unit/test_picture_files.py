@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,7 +71,9 @@ def of_inks(path: Path) -> None:
         (clear, "can be seen through; lay it on a ground"),
         (clear_palette, "can be seen through"),
         (half, "cannot be read"),
-        (lambda path: path.write_bytes(b""), "cannot be read (cannot identify"),
+        (lambda path: path.write_bytes(b""), "cannot be read (it is in no format of pictures that is known here)"),
+        (lambda path: path.write_text("hello"), "cannot be read (it is in no format of pictures that is known here)"),
+        (os.mkfifo, "cannot be read (it is no regular file)"),
         (lambda path: path.mkdir(), "cannot be read (Is a directory)"),
     ],
 )
@@ -81,6 +84,18 @@ def test_a_picture_that_would_lose_something_is_refused(
     with pytest.raises(DataError) as found:
         shot_of(row(tmp_path), "one.png", "image")
     assert words in str(found.value) and "rows.jsonl:1: the picture" in str(found.value)
+
+
+@pytest.mark.parametrize("form", ["JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "TGA", "PNG"])
+@pytest.mark.parametrize("part", [0.5, 0.99])
+def test_a_file_that_ends_early_is_found_before_its_batch_comes(form: str, part: float, tmp_path: Path) -> None:
+    noise = np.random.default_rng(1).integers(0, 256, (64, 48, 3)).astype(np.uint8)
+    path = tmp_path / "one"
+    Image.fromarray(noise).save(path, format=form)
+    assert look(path, "").size == (64, 48)
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * part)])
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: the picture .*/one cannot be read \(.*\)$"):
+        shot_of(row(tmp_path), "one", "image")
 
 
 @pytest.mark.parametrize("name", ["none.png", "a\0b", "", "x" * 5000])

@@ -84,7 +84,7 @@ GRPO = {
         ("sd3", {"data": "wide"}, "wide.jsonl:2: the image is 16 x 24, but the model makes 16 x 16, geometry"),
         ("sd3", {"data": "prompts"}, "prompts.jsonl:1: the row needs image, but has prompt"),
         ("sd3", GRPO | {"data": "given"}, "given.jsonl:1: sd3 does not take this row, inputs.image: it takes none"),
-        ("kontext", GRPO, "prompts.jsonl:1: flux does not take this row, inputs.image: it takes 1 to 1 of these, received 0"),
+        ("kontext", GRPO, "prompts.jsonl:1: flux does not take this row, inputs.image: it takes 1 of these, received 0"),
         (
             "kontext",
             GRPO | {"data": "given_wide"},
