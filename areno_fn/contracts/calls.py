@@ -41,10 +41,18 @@ def checked(function: F) -> F:
         if not torch.compiler.is_compiling():
             if not hints:
                 hints.update(typing.get_type_hints(function))
-            _require(function.__name__, (*zip(placed, args, strict=False), *kwargs.items()), hints, named)
+            _require(_called(function), (*zip(placed, args, strict=False), *kwargs.items()), hints, named)
         return function(*args, **kwargs)
 
     return cast(F, call)
+
+
+def _called(function: Callable[..., Any]) -> str:
+    """How a function is called: what makes an object by its class, and what an object does by both."""
+    owner, _, name = function.__qualname__.rpartition(".")
+    if not owner or owner.endswith("<locals>"):
+        return name
+    return owner if name == "__init__" else f"{owner}.{name}" if name != "__call__" else f"a {owner}"
 
 
 def require_types(value: Any) -> None:
@@ -89,6 +97,8 @@ def is_a(value: Any, hint: Any) -> bool:
             and not isinstance(value, str)
             and all(is_a(item, inner[0]) for item in value)
         )
+    if origin is collections.abc.Collection and isinstance(value, str):
+        return False
     kind = type(None) if hint is None else origin or hint
     asked = isinstance(kind, type) and not getattr(kind, "_is_protocol", False)
     return not asked or isinstance(value, kind)
@@ -103,6 +113,8 @@ def words_of(hint: Any) -> str:
         return "one of " + ", ".join(repr(name) for name in inner)
     if origin is collections.abc.Sequence:
         return f"a sequence, of which each is {words_of(inner[0])}"
+    if origin is collections.abc.Collection:
+        return f"a collection, of which each is {words_of(inner[0])}"
     if origin is collections.abc.Callable:
         return "a function"
     return _WORDS.get(hint) or _one(getattr(origin or hint, "__name__", str(hint)))

@@ -152,8 +152,8 @@ def inspect(path: str, *, resume: bool, overwrite: bool, occupied: bool = False)
     if present and not (resume or overwrite or occupied):
         raise SpecError(f"out: {held(outputs)}")
     # what is overwritten goes, but for the specification, whose place the new one takes
-    for path in present if resume else [outputs.spec] if outputs.spec.is_dir() else []:
-        _require_kind(path)
+    for target in present if resume else [outputs.spec] if outputs.spec.is_dir() else []:
+        _require_kind(target)
     return outputs
 
 

@@ -89,7 +89,10 @@ def test_a_cache_is_any_tree_of_rows() -> None:
     [
         (lambda: af.act(SAMPLING, POLICY), "act: sampling must be a Sampling, received a Bigram"),
         (lambda: af.score(POLICY, 1.0), "score: sampling must be a Sampling, received 1.0"),
-        (lambda: af.sampler(POLICY, 0), "sampler: stop must be a Collection, received 0"),
+        (
+            lambda: af.sampler(POLICY, 0),
+            "sampler: stop must be a collection, of which each is a whole number, received 0",
+        ),
         (
             lambda: af.sampler(POLICY, (0,))(PARAMS, [[1, 2]], af.Key.of(0), SAMPLING),
             "rollout: prompts must be a Prompts, received the list",

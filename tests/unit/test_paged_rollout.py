@@ -153,6 +153,25 @@ def test_the_cache_is_made_once_and_made_again_for_longer_sequences() -> None:
     assert len(noted.made) == 3
 
 
+@pytest.mark.parametrize("after", [1, 2, 6])
+def test_a_call_that_was_interrupted_leaves_nothing_for_the_next_one(
+    after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = prompts((3, 2))
+    want = PagedSampler(POLICY, (0,))(PARAMS, few, KEY, PLAIN, 2, 3)
+    drawing, launch, left = PagedSampler(POLICY, (0,)), Batch._launch, iter(range(after))
+
+    def interrupted(self: Batch) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        launch(self)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Batch, "_launch", interrupted)
+        drawing(PARAMS, prompts(), KEY, PLAIN, 3, 3)
+    assert tree.first_difference(drawing(PARAMS, few, KEY, PLAIN, 2, 3), want) is None
+
+
 def test_R3_after_an_update_nothing_of_the_old_weights_is_left() -> None:
     paged = PagedSampler(POLICY, STOP, page_size=4)
     paged(PARAMS, prompts(), KEY, PLAIN, samples=2)

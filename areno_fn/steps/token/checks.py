@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from numbers import Integral
 
 from areno_fn.contracts.batch import Prompts
+from areno_fn.contracts.calls import received
 from areno_fn.contracts.errors import DataError, ModelError, SpecError
 from areno_fn.contracts.policy import TokenPolicy
 from areno_fn.contracts.spec import Sampling
+
+_TOKEN_POLICY = (
+    "a TokenPolicy has vocab_size, max_positions, hidden(params, tokens, positions, segments, bounds=...), "
+    "logits(params, hidden), prefill(params, tokens, lengths, capacity) and decode(params, tokens, cache)"
+)
+_PAGED_POLICY = (
+    "a PagedPolicy has vocab_size, max_positions, pages(params, count, size), page_bytes(params, size), "
+    "read_into(params, tokens, lengths, table, pages, stored) and read_next(params, tokens, stored, table, pages, longest)"
+)
+_PAGED = ("vocab_size", "max_positions", "pages", "page_bytes", "read_into", "read_next")
 
 
 def require_token_policy(policy: object, *parts: str) -> None:
@@ -16,14 +28,23 @@ def require_token_policy(policy: object, *parts: str) -> None:
     Raises:
         SpecError: names what is missing.
     """
+    _require_parts(policy, parts, _TOKEN_POLICY)
+
+
+def require_paged_policy(policy: object) -> None:
+    """Refuses what has not the parts of a `PagedPolicy` that a rollout on pages asks for.
+
+    Raises:
+        SpecError: names what is missing.
+    """
+    _require_parts(policy, _PAGED, _PAGED_POLICY)
+
+
+def _require_parts(policy: object, parts: Sequence[str], all_parts: str) -> None:
     kind = policy.__name__ if isinstance(policy, type) else type(policy).__name__
     missing = [name for name in parts if not hasattr(policy, name)]
     if missing:
-        raise SpecError(
-            f"the policy {kind} has no {missing[0]!r}; a TokenPolicy has vocab_size, max_positions, "
-            "hidden(params, tokens, positions, segments, bounds=...), logits(params, hidden), "
-            "prefill(params, tokens, lengths, capacity) and decode(params, tokens, cache)"
-        )
+        raise SpecError(f"the policy {kind} has no {missing[0]!r}; {all_parts}")
     if isinstance(policy, type):
         raise SpecError(f"the policy {kind} is a class; make one of it, as in {kind}(...)")
 
@@ -35,10 +56,17 @@ def check_stops(policy: TokenPolicy, stop: Collection[int]) -> None:
         ModelError: names the token.
     """
     for token in stop:
+        if not is_whole(token):
+            raise ModelError(f"a stop token is a whole number, received {received(token)}; give the ids of tokens")
         if not 0 <= token < policy.vocab_size:
             raise ModelError(
                 f"stop token {token} is not among the model's {policy.vocab_size} tokens and would never be drawn; remove it"
             )
+
+
+def is_whole(value: object) -> bool:
+    """Whether it is a whole number, as a token or a name is; `True` is none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def check_prompts(

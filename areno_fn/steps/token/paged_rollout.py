@@ -9,12 +9,13 @@ import torch
 
 from areno_fn import tree
 from areno_fn.contracts.batch import Prompts, Rollout
+from areno_fn.contracts.calls import checked
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.pages import PagedPolicy
 from areno_fn.contracts.spec import Sampling
 from areno_fn.steps.token.batching import READ_TOKENS, Batch
-from areno_fn.steps.token.checks import check_prompts, check_stops
+from areno_fn.steps.token.checks import check_prompts, check_stops, require_paged_policy
 from areno_fn.steps.token.lanes import Columns, on_device
 from areno_fn.steps.token.sampling import check_sampling, cuts
 from areno_fn.steps.token.sequences import Finished, Prompt, Sample
@@ -44,9 +45,10 @@ class PagedSampler:
 
     Raises:
         ModelError: a stop token is not in the model's vocabulary.
-        SpecError: the size of a page, the memory or the tokens to read are none.
+        SpecError: it is no `PagedPolicy`, or the size of a page, the memory or the tokens to read are none.
     """
 
+    @checked
     def __init__(
         self,
         policy: PagedPolicy,
@@ -57,6 +59,7 @@ class PagedSampler:
         capture: bool = True,
         read_tokens: int = READ_TOKENS,
     ) -> None:
+        require_paged_policy(policy)
         check_stops(policy, stop)
         for name, value in (("page_size", page_size), ("memory", memory), ("read_tokens", read_tokens)):
             if value is not None and value < 1:
@@ -66,6 +69,7 @@ class PagedSampler:
         self._batch: Batch | None = None
         self._made_for: tuple[Any, ...] = ()
 
+    @checked
     def __call__(
         self, params: Any, prompts: Prompts, key: Key, sampling: Sampling, samples: int = 1, max_rows: int | None = None
     ) -> Rollout:
@@ -87,6 +91,7 @@ class PagedSampler:
                 for s in range(samples)
             ]
             batch = self._batch_for(params, sampling, max(lengths), len(sequences), max_rows, device)
+            self._batch = None  # a call that is interrupted leaves sequences in it, which are not those of the next one
             batch.load(params, key)
             for sequence in sequences:
                 batch.add(sequence)
@@ -94,6 +99,7 @@ class PagedSampler:
             while not batch.idle:
                 for finished in batch.advance():
                     _put(blank, [sequence.order - sequences[0].order for sequence in finished.sequences], finished)
+            self._batch = batch
         place = torch.arange(len(sequences), device=device)
         owner = place // samples
         prompts = tree.map(lambda x: x[owner], prompts)
