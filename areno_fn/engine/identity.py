@@ -36,6 +36,7 @@ from areno_fn.engine.phases import PhasePlan
 from areno_fn.engine.reward_models import clip_content
 from areno_fn.engine.rewards import clips_of, models_of
 from areno_fn.engine.told import told
+from areno_fn.steps.advantages import Compare
 from areno_fn.steps.joins import stage_name
 from areno_fn.steps.recipes import Losses
 from areno_fn.world.pictures import PairRow, PictureRow
@@ -64,6 +65,7 @@ def identity_of(
     critic: CriticPlan | None = None,
     ending: Sequence[Reward] = (),
     cast: Cast | None = None,
+    compares: Mapping[str, Compare] | None = None,
 ) -> RunIdentity:
     """What a saved state must agree with to continue this run.
 
@@ -77,6 +79,7 @@ def identity_of(
         critic: the role that estimates values, where there is one.
         ending: rewards of the evaluation, where a score of it ends a phase.
         cast: the roles of flow models beside the actor.
+        compares: by phase name, what says advantages in the place of its algorithm.
     """
     named = {name: _called(loss) for name, loss in losses.items()}
     contents = _contents([*(phase.rewards for phase in phases), ending])
@@ -92,6 +95,7 @@ def identity_of(
                 *_critic(critic),
                 *_teachers(spec, cast),
                 *([] if spec.consistency == "ordinary" else [spec.consistency]),
+                *([{name: stage_name(one) for name, one in compares.items()}] if compares else []),
             ]
         ),
         data=digest([_data(phase) for phase in phases]),

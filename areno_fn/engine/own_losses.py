@@ -1,4 +1,4 @@
-"""What of an algorithm only its own loss reads, and no loss in its place: decided before a file is opened."""
+"""What of an algorithm only its own loss or its own advantages read, and none in their place: decided before a file is opened."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from areno_fn.contracts.calls import received
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.spec import (
     DPO,
@@ -22,6 +23,7 @@ from areno_fn.contracts.spec import (
     FlowDistill,
     FlowDPO,
     FlowDPPO,
+    FlowGrouped,
     FlowGRPO,
     FlowGRPOGuard,
     FlowNFT,
@@ -29,12 +31,15 @@ from areno_fn.contracts.spec import (
     FlowSFT,
     FlowTDM,
     FlowTDMR1,
+    Grouped,
     RunSpec,
     Sampled,
 )
 from areno_fn.engine.composition import check_composition
+from areno_fn.steps.advantages import Compare
 from areno_fn.steps.recipes import ACTOR, CRITIC, FAKE, SURROGATE, Losses
 
+_COMPARED = ("baseline", "scale", "combine")
 _CLIPPED = ("clip_low", "clip_high", "aggregation", "dual_clip", "entropy_coef", "kl_estimator")
 READ_BY_LOSS: Mapping[type[AlgorithmSpec], Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -89,6 +94,31 @@ def loss_problems(spec: RunSpec, losses: Mapping[str, Losses]) -> Iterator[str]:
                         f"phases.{phase.name}.algorithm.{name}: it belongs to the algorithm's own loss of the {role}, and a loss "
                         f"of your own stands in its place; remove this, and say it in your loss"
                     )
+
+
+def advantage_problems(spec: RunSpec, advantages: Mapping[str, Compare]) -> Iterator[str]:
+    """A sentence for every phase that compares no samples, and for every field that advantages of one's own do not read.
+
+    Args:
+        spec: one that `check_composition` has passed.
+        advantages: by phase, functions of one's own.
+    """
+    for place, phase in enumerate(spec.phases):
+        if phase.name not in advantages:
+            continue
+        where, given = f"phases.{phase.name}.algorithm", advantages[phase.name]
+        if not isinstance(phase.algorithm, Grouped | FlowGrouped | FlowTDMR1):
+            kind = phase.algorithm.__struct_config__.tag
+            yield f"{where}: {kind} compares no samples of a prompt, and advantages of your own have no place in it"
+            continue
+        if not callable(given):
+            yield f"{where}: its advantages are {received(given)}; give a function (rewards [B], groups [B]) -> [B]"
+        for name in _COMPARED:
+            if hasattr(phase.algorithm, name) and _said(phase.algorithm, name) and _may_be_left_out(spec, place, name):
+                yield (
+                    f"{where}.{name}: it belongs to the algorithm's own advantages, and a function of your own stands in their "
+                    f"place; remove this, and say it in your function"
+                )
 
 
 def fields_of_loss(algorithm: AlgorithmSpec, role: str) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from areno_fn.engine.place import at
 from areno_fn.engine.residency import Residency
 from areno_fn.engine.rewards import Loaded, load_all
 from areno_fn.steps import recipes
+from areno_fn.steps.advantages import Compare
 from areno_fn.steps.capture import Graphs
 from areno_fn.steps.compose import View
 from areno_fn.steps.variants import AVERAGE, ema_params
@@ -115,6 +116,7 @@ def plan_phase(
     device: torch.device = _CPU,
     drawn_with: View | None = None,
     levels: NoiseLevels = EVEN,
+    compare: Compare | None = None,
 ) -> PhasePlan:
     """Reads, encodes and composes one phase.
 
@@ -131,6 +133,7 @@ def plan_phase(
         device: where the policy computes.
         drawn_with: what rollouts use in the place of `view`.
         levels: how the scheduler of a flow model spaces noise levels; evenly when omitted.
+        compare: says advantages in the place of the algorithm.
 
     Raises:
         DataError: a row cannot be used. RewardError: a reward cannot be had, or cannot judge a row. SpecError: lengths do not fit.
@@ -168,6 +171,7 @@ def plan_phase(
         donate=True,  # as the loop does, which keeps no state beside the one that a step returns
         graphs=graphs,
         levels=levels,
+        compare=compare,
         teachers={} if cast is None else cast.teaching,
         sources=tuple(row.source for row in rows),
         **_critic(spec, critic),

@@ -34,7 +34,7 @@ from areno_fn.engine.medium import Medium
 from areno_fn.engine.model import ModelPlan, plan_model
 from areno_fn.engine.number_rules import vocabulary_problems
 from areno_fn.engine.optimizers import Mover, Trained, trained
-from areno_fn.engine.own_losses import loss_problems
+from areno_fn.engine.own_losses import advantage_problems, loss_problems
 from areno_fn.engine.phases import PhasePlan, plan_phase
 from areno_fn.engine.picture_medium import Pictures
 from areno_fn.engine.pipeline_rules import check_pipeline, check_steps
@@ -45,6 +45,7 @@ from areno_fn.engine.specfile import check
 from areno_fn.engine.text_medium import Text
 from areno_fn.models import Family, adapters
 from areno_fn.models.flow_families import FlowFamily
+from areno_fn.steps.advantages import Compare
 from areno_fn.steps.recipes import CRITIC, Losses
 from areno_fn.steps.recipes.flow_drawing import drawing
 from areno_fn.steps.token.rollout import sampler
@@ -125,6 +126,7 @@ def plan(
     spec: RunSpec,
     losses: Mapping[str, Losses] | None = None,
     optimizers: Mapping[str, Mover | Mapping[str, Mover]] | None = None,
+    advantages: Mapping[str, Compare] | None = None,
 ) -> Plan:
     """Makes a plan, or refuses in one sentence per problem.
 
@@ -136,15 +138,19 @@ def plan(
             phases; or such by role, `Estimates -> Sums` for the critic, `Velocities -> Sums` for a fake or a surrogate.
         optimizers: by phase name, a `Transform` or a pair `(init, update)` that takes the place of all that the phase's
             `optimizers` say, or such by role; its updates are added to the parameters.
+        advantages: by phase name, a function `(rewards [B], groups int64 [B]) -> [B]` in the place of `group_advantages`, where
+            samples of a prompt are compared: in a GRPO or GSPO phase, and in their kin of flow models. A KL in the reward is taken
+            off before it, and `max_advantage` clips what it says.
 
     Raises:
         ArenoError: the specification cannot be carried out; nothing has been changed.
     """
-    spec, losses, optimizers = check(spec), losses or {}, optimizers or {}
+    spec, losses, optimizers, advantages = check(spec), losses or {}, optimizers or {}, advantages or {}
     check_composition(spec)
     _check_phases(spec, "losses", losses)
     _check_phases(spec, "optimizers", optimizers)
-    if unread := [*loss_problems(spec, losses)]:
+    _check_phases(spec, "advantages", advantages)
+    if unread := [*loss_problems(spec, losses), *advantage_problems(spec, advantages)]:
         raise SpecError("\n".join(unread))
     device = _device(spec)
     with at("model"):
@@ -190,6 +196,7 @@ def plan(
             device,
             None if merged is None else merged.of,
             EVEN if model.pipeline is None else model.adapter.levels,
+            advantages.get(phase.name),
         )
         for phase in spec.phases
     )
@@ -208,8 +215,12 @@ def plan(
         phases=phases,
         evaluation=evaluation,
         roles=RoleLayout(roles=(*finetune.roles.roles, *([critic.role] if critic else []), *cast.roles)),
-        identity=identity_of(spec, model, phases, losses, stop, optimizers, critic, ending, cast),
-        own=tuple(name for name, given in (("losses", losses), ("optimizers", optimizers)) if given),
+        identity=identity_of(spec, model, phases, losses, stop, optimizers, critic, ending, cast, advantages),
+        own=tuple(
+            name
+            for name, given in (("losses", losses), ("optimizers", optimizers), ("advantages", advantages))
+            if given
+        ),
         merged=merged,
     )
 

@@ -37,6 +37,7 @@ from areno_fn.engine.rewards import ModelJudge, models_of
 from areno_fn.engine.specfile import read, write
 from areno_fn.engine.specfile.files import require_spec
 from areno_fn.engine.start import initial_state, require_same_run, resumed_state
+from areno_fn.steps.advantages import Compare
 from areno_fn.steps.recipes import Losses
 from areno_fn.world.display import Display, open_display
 from areno_fn.world.rewards import Reward, rehearse
@@ -52,6 +53,7 @@ def run(
     overwrite: bool = False,
     losses: Mapping[str, Losses] | None = None,
     optimizers: Mapping[str, Mover | Mapping[str, Mover]] | None = None,
+    advantages: Mapping[str, Compare] | None = None,
     accept: Sequence[str] = (),
 ) -> int:
     """Carries out a specification.
@@ -62,6 +64,7 @@ def run(
         overwrite: delete a run in the output folder first.
         losses: by phase name, a loss of your own, as for `areno_fn.engine.plan.plan`.
         optimizers: by phase name, a `Transform` or a pair `(init, update)` of your own, or such by role, as for the same.
+        advantages: by phase name, a function `(rewards [B], groups [B]) -> advantages [B]` of your own, as for the same.
         accept: in what a continued run may differ from the one that was started, by fields of its identity; what each
             means is in `areno_fn.contracts.identity.ACCEPTABLE`.
 
@@ -73,7 +76,7 @@ def run(
     outputs = inspect(spec.out, resume=resume, overwrite=overwrite)
     require_apart(spec, overwrite=overwrite)
     _continued(outputs, resume)
-    made = plan(spec, losses, optimizers)
+    made = plan(spec, losses, optimizers, advantages)
     with prepare(spec.out, resume=resume, overwrite=overwrite) as outputs, closing(open_display()) as display:
         for phase in made.phases:
             for line in (*phase.remarks(), *made.medium.cut(phase.rows)):

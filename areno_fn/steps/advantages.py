@@ -1,16 +1,19 @@
-"""Advantages: from a reward per completion to how much better it was than expected."""
+"""Advantages: from a reward per sample to how much better it was than expected."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import torch
 
-from areno_fn.contracts.calls import checked
+from areno_fn.contracts.calls import checked, received
 from areno_fn.contracts.errors import RecordError, RewardError, SpecError
 
 SCALES = ("group", "batch", "none")
 BASELINES = ("group", "leave_one_out", "batch")
+Compare = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""`(rewards [B], groups int64 [B]) -> advantages [B]`, in the place of `group_advantages`."""
 
 
 @checked
@@ -78,6 +81,30 @@ def group_advantages(
         deviation = above - above.mean()
     deviation = deviation / divisor
     return deviation.to(torch.promote_types(rewards.dtype, torch.float32))
+
+
+def compared(
+    compare: Compare | None, rewards: torch.Tensor, groups: torch.Tensor, *, baseline: str, scale: str
+) -> torch.Tensor:
+    """`group_advantages`, or what a function of one's own says, which is given copies.
+
+    Raises:
+        RecordError: the function returned something else than one floating number a row.
+        RewardError: one of them is NaN or infinite; names the row.
+    """
+    if compare is None:
+        return group_advantages(rewards, groups, baseline=baseline, scale=scale)
+    found: object = compare(rewards.clone(), groups.clone())
+    name = getattr(compare, "__name__", type(compare).__name__)
+    if not isinstance(found, torch.Tensor) or found.shape != rewards.shape or not found.is_floating_point():
+        raise RecordError(
+            f"the advantages of {name} are {received(found)}; it must return a floating tensor [{rewards.shape[0]}], one for "
+            f"each reward"
+        )
+    bad = (~torch.isfinite(found)).nonzero().flatten().tolist()
+    if bad:
+        raise RewardError(f"{name} gave row {bad[0]} the advantage {float(found[bad[0]])}; it must be finite")
+    return found.detach().to(rewards.device, torch.promote_types(rewards.dtype, torch.float32))
 
 
 def _group_mean(values: torch.Tensor, member: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:

@@ -74,7 +74,7 @@ def test_a_loss_that_does_not_fit_its_phase_is_refused_before_anything_runs() ->
 
 
 def test_the_guide_to_losses_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    refused, tried, of_tokens = blocks("docs/adding/loss.md", "python")
+    refused, tried, of_tokens, compared = blocks("docs/adding/loss.md", "python")
     run_block(refused, tmp_path, monkeypatch)
     scope = run_block(tried, tmp_path, monkeypatch)
     state = scope["state"]
@@ -82,12 +82,18 @@ def test_the_guide_to_losses_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert state.counters.optimizer_step == 1
     found = run_block(of_tokens, tmp_path, monkeypatch)["advantages"]
     assert isinstance(found, torch.Tensor) and found.mean().abs() < 1e-6 and found[0, 1] == 0
+    shortened = compared.replace('["out=out/ranked"]', repr(["out=out/ranked", *SMALL]))
+    assert shortened != compared
+    ranked = run_block(shortened, tmp_path, monkeypatch)["ranked"]
+    groups = torch.tensor([0, 1, 0, 1, 0])
+    assert ranked(torch.tensor([1.0, 5.0, 2.0, 5.0, 4.0]), groups).tolist() == pytest.approx([-2 / 3, 0, 0, 0, 2 / 3])  # type: ignore[operator]
+    assert (tmp_path / "out/ranked/summary.json").exists()
 
 
 def test_the_guide_to_laws_is_a_test_file_that_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scope = run_block("\n\n".join(blocks("docs/laws.md", "python")), tmp_path, monkeypatch)
     tests = [value for name, value in scope.items() if name.startswith("test_")]
-    assert len(tests) == 9
+    assert len(tests) == 10
     for test in tests:
         test()  # type: ignore[operator]
     actions = af.Actions(

@@ -21,7 +21,7 @@ RUN_BY: dict[str, dict[str, tuple[int, tuple[str, ...]]]] = {
         language: (number, ("unit/test_kernel_law.py",))
         for language, number in (("python", 5), ("bash", 1), ("text", 1))
     },
-    "docs/adding/loss.md": {"python": (3, ("e2e/test_readme.py",))},
+    "docs/adding/loss.md": {"python": (4, ("e2e/test_readme.py",))},
     "docs/adding/model.md": {"python": (7, ("e2e/test_readme.py",)), "text": (4, ("e2e/test_readme.py",))},
     "docs/adding/reward.md": {"python": (2, ("e2e/test_readme.py",)), "toml": (3, ("e2e/test_readme.py",))},
     "docs/checkpoints.md": dict.fromkeys(("bash", "text"), (4, ("e2e/test_checkpoints_guide.py",))),
@@ -30,7 +30,7 @@ RUN_BY: dict[str, dict[str, tuple[int, tuple[str, ...]]]] = {
         "python": (3, ("e2e/test_flow_run.py", "e2e/test_pipeline_run.py", "unit/test_flow_guide.py")),
         "toml": (4, ("unit/test_flow_guide.py", "unit/test_pipeline_plan.py")),
     },
-    "docs/laws.md": {"python": (6, ("e2e/test_readme.py",)), "text": (2, ("e2e/test_readme.py",))},
+    "docs/laws.md": {"python": (7, ("e2e/test_readme.py",)), "text": (2, ("e2e/test_readme.py",))},
     "docs/roles.md": {"python": (1, ("e2e/test_readme.py",)), "toml": (1, ("e2e/test_readme.py",))},
     "docs/variants.md": {"python": (1, ("e2e/test_variants_run.py",)), "toml": (2, ("e2e/test_variants_run.py",))},
 }

@@ -19,6 +19,7 @@ from areno_fn.contracts.policy import TokenPolicy
 from areno_fn.contracts.record import replace
 from areno_fn.contracts.spec import EMA
 from areno_fn.contracts.state import TrainState
+from areno_fn.steps.advantages import Compare
 from areno_fn.steps.capture import Graphs
 from areno_fn.steps.compose import Objective, View, train_step
 from areno_fn.steps.joins import Stage
@@ -94,6 +95,7 @@ class Materials:
         graphs: where updates that are captured on a GPU are kept; None captures none. It needs `donate`.
         begin_critic: from the parameters of all roles to those that the critic begins a phase with; None where it goes
             on with what it has.
+        compare: says advantages in the place of `group_advantages`; None for that.
         levels: how the scheduler of a flow model spaces noise levels.
     """
 
@@ -115,6 +117,7 @@ class Materials:
     donate: bool = False
     graphs: Graphs | None = None
     shelves: Mapping[str, Shelf] = SHELVES
+    compare: Compare | None = None
     levels: NoiseLevels = EVEN
 
     @property

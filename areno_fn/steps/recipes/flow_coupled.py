@@ -96,7 +96,7 @@ def _stepwise(spec: FlowCoupled, materials: Materials, loss: Stage, *, before: b
         return rollout(drawing_params(spec, state, materials), prompts, key, schedule, levels, samples=spec.samples)
 
     def step(state: TrainState, batch: JudgedTrajectory) -> tuple[TrainState, Metrics]:
-        drawn, advantages = batch.rollout, advantages_of(spec, batch)
+        drawn, advantages = batch.rollout, advantages_of(spec, batch, materials.compare)
         updates = updates_of(spec, state, drawn.ids.shape[0])
         first = lasting(state, materials, len(updates)) if before else state
         frozen = {"before": scoring_params(spec, first, materials)} if before else {}

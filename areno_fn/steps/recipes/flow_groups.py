@@ -8,24 +8,27 @@ from areno_fn.contracts.errors import RecordError
 from areno_fn.contracts.flow_batch import JudgedTrajectory
 from areno_fn.contracts.spec import FlowGrouped, FlowNoised, FlowOnlineDPO, FlowTDMR1, FlowWhole
 from areno_fn.contracts.state import TrainState
-from areno_fn.steps.advantages import group_advantages
+from areno_fn.steps.advantages import Compare, compared
 from areno_fn.steps.flow.objectives.preference import best_and_worst
 from areno_fn.steps.mixed_advantages import mixed_advantages
 from areno_fn.steps.recipes.sampled import updates_of
 from areno_fn.steps.token.experience import minibatches
 
 
-def advantages_of(spec: FlowGrouped | FlowTDMR1, batch: JudgedTrajectory) -> torch.Tensor:
+def advantages_of(
+    spec: FlowGrouped | FlowTDMR1, batch: JudgedTrajectory, compare: Compare | None = None
+) -> torch.Tensor:
     """How much better every row is than its group, float32 [B], at most `max_advantage` from 0.
 
-    With `combine = "each"` that is asked of every reward, and the weighted sum is scaled over the batch (GDPO, arXiv 2601.05242).
+    A function of one's own says it in the place of the algorithm. With `combine = "each"` that is asked of every reward,
+    and the weighted sum is scaled over the batch (GDPO, arXiv 2601.05242).
 
     Raises:
         RecordError: rewards are to be compared one by one, but only their sum is known.
     """
     groups, each = batch.rollout.groups, batch.each
     if spec.combine == "sum":
-        found = group_advantages(batch.rewards, groups, baseline=spec.baseline, scale=spec.scale)
+        found = compared(compare, batch.rewards, groups, baseline=spec.baseline, scale=spec.scale)
     elif each is None:
         raise RecordError("combine = 'each' compares rewards one by one, but JudgedTrajectory.each is None; fill it")
     else:

@@ -143,7 +143,7 @@ def _matched(
 
     def step(state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
         state, metrics = update(state, batch)
-        return iterated(state), metrics | _worth(spec, batch)
+        return iterated(state), metrics | _worth(spec, batch, materials)
 
     sample = sampling_all(spec, materials, spec.denoising, process_of(spec.denoising))
     return Algorithm(begin=begun(spec, materials, (FAKE,)), sample=sample, step=step)
@@ -189,7 +189,7 @@ def _surrogate(spec: FlowTDMR1, materials: Materials, losses: Mapping[str, Stage
     taught_by = teacher_policy(spec, materials)
 
     def update(state: TrainState, batch: JudgedTrajectory) -> tuple[TrainState, Metrics]:
-        drawn, advantages = batch.rollout, advantages_of(spec, batch)
+        drawn, advantages = batch.rollout, advantages_of(spec, batch, materials.compare)
         slow = ema_params(materials.shelves[SLOW].take(state.snapshots[SLOW]), state.params[SURROGATE])
         old = view({**state.params, ACTOR: slow})
         teacher = teacher_of(spec, state, materials)
@@ -255,8 +255,8 @@ def _drawn(batch: Trajectory | JudgedTrajectory) -> Trajectory:
     return batch.rollout if isinstance(batch, JudgedTrajectory) else batch
 
 
-def _worth(spec: FlowMatched, batch: Trajectory | JudgedTrajectory) -> Metrics:
+def _worth(spec: FlowMatched, batch: Trajectory | JudgedTrajectory, materials: Materials) -> Metrics:
     """What rewards say of a rollout, where there are any."""
     if not isinstance(batch, JudgedTrajectory) or not isinstance(spec, FlowTDMR1):
         return {}
-    return describe_rewards(batch.rewards, batch.rollout.groups, advantages_of(spec, batch))
+    return describe_rewards(batch.rewards, batch.rollout.groups, advantages_of(spec, batch, materials.compare))

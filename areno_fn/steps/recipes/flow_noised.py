@@ -165,7 +165,7 @@ def _rewarded(
     drawing = draws or (lambda state: drawing_params(spec, state, materials))
 
     def step(state: TrainState, batch: JudgedTrajectory) -> tuple[TrainState, Metrics]:
-        drawn, advantages = batch.rollout, advantages_of(spec, batch)
+        drawn, advantages = batch.rollout, advantages_of(spec, batch, materials.compare)
         updates = rows_of_updates(spec, state, drawn.groups, advantages)
         reference = {"reference": reference_of(spec, state, materials)} if refers(spec) else {}
         first = lasting(state, materials, len(updates))

@@ -13,7 +13,7 @@ from areno_fn.contracts.execution import CycleUnit
 from areno_fn.contracts.record import replace
 from areno_fn.contracts.spec import GRPO, GSPO, PPO, Grouped, Repeated, Sampled
 from areno_fn.contracts.state import TrainState
-from areno_fn.steps.advantages import group_advantages
+from areno_fn.steps.advantages import Compare, compared
 from areno_fn.steps.compose import pipeline
 from areno_fn.steps.joins import Stage
 from areno_fn.steps.objectives.clipped import clipped
@@ -79,7 +79,7 @@ def _policy_gradient(spec: GRPO | GSPO, materials: Materials, loss: Stage) -> Al
 
     def step(state: TrainState, batch: JudgedRollout) -> tuple[TrainState, Metrics]:
         batch = recall(state, batch)
-        advantages = _advantages(spec, batch)
+        advantages = _advantages(spec, batch, materials.compare)
         state, metrics = updated(update, spec, materials, state, batch, advantages)
         return iterated(state), metrics | describe(batch, advantages) | kl_told(spec, batch, spec.kl_coef)
 
@@ -124,14 +124,14 @@ def kl_told(spec: Sampled, batch: JudgedRollout, coef: float) -> Metrics:
     return {"rollout/kl": float(measured.double().mean()), "rollout/kl_coef": coef}
 
 
-def _advantages(spec: Grouped, batch: JudgedRollout) -> torch.Tensor:
+def _advantages(spec: Grouped, batch: JudgedRollout, compare: Compare | None) -> torch.Tensor:
     """Advantages [B], or [B, T] where a KL in the reward makes those of a completion's tokens differ."""
     drawn, rewards, reference = batch.rollout, batch.rewards, batch.reference
     if reference is not None and spec.kl_in == "reward":
-        if spec.baseline == spec.scale == "batch":
+        if compare is None and spec.baseline == spec.scale == "batch":
             return _whitened_to_go(spec, batch)
         rewards = rewards - spec.kl_coef * completion_kl(drawn, reference, spec.kl_estimator)
-    return group_advantages(rewards, drawn.groups, baseline=spec.baseline, scale=spec.scale)
+    return compared(compare, rewards, drawn.groups, baseline=spec.baseline, scale=spec.scale)
 
 
 def _whitened_to_go(spec: Grouped, batch: JudgedRollout) -> torch.Tensor:
