@@ -13,7 +13,7 @@ from areno_fn import tree
 from areno_fn.contracts.errors import KernelError
 from areno_fn.kernels.attention import equal_documents, packed_attention, packed_layout, pull
 from areno_fn.kernels.attention import triton as triton_part
-from areno_fn.kernels.attention.cases import CASES, build
+from areno_fn.kernels.attention.cases import CASES, build, oracle
 from areno_fn.kernels.law import Case, against_oracle, cotangents_of, moving_tensors, pulled
 
 
@@ -101,6 +101,15 @@ def test_a_window_is_what_is_seen_and_a_large_cap_bends_nothing(mode: str) -> No
     keys, values = torch.tensor([[[0.0]], [[1.0]]]), torch.tensor([[[0.0]], [[1.0]]])
     got = packed_attention(two, keys, values, equal_documents(1, 2), 1.0, soft_cap=1.0)[1].item()
     assert got == pytest.approx(1 / (1 + 2.718281828**-0.9950547537), rel=1e-5)
+
+
+@pytest.mark.parametrize("scale", [-0.7, 0.0])
+def test_a_scale_that_is_not_positive_weighs_as_the_formula(mode: str, scale: float) -> None:
+    case = Case(sizes=(1,), dtype=torch.float32)
+    q, k, v = (case.normal(name, 40, 1, 4, device="cpu") for name in "qkv")
+    got = packed_attention(q, k, v, equal_documents(1, 40), scale, window=7)
+    exact = oracle(*(x.double() for x in (q, k, v)), equal_documents(1, 40), scale, 7, 0.0)
+    torch.testing.assert_close(got.double(), exact, rtol=1e-5, atol=1e-5)
 
 
 def test_a_document_does_not_change_a_bit_of_another(mode: str) -> None:

@@ -105,7 +105,7 @@ def kernel_of(q: torch.Tensor, layout: PackedLayout, window: int = 0, soft_cap: 
         return "triton"
     if dense(q, layout, window):
         return "cudnn"
-    return "triton" if _is_late(q) else "flash"
+    return "triton" if _is_late(q) or q.shape[-1] % EVEN else "flash"
 
 
 def _is_late(q: torch.Tensor) -> bool:

@@ -118,7 +118,7 @@ def _queries_turn(
     return tl.dot(dscore.to(ROUNDED).to(EXACT), k, dq, input_precision="ieee")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["window", "N"])
 def _queries_kernel(
     dout_ptr, q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, shift_ptr, delta_ptr, dq_ptr, edges_ptr,
     scale, window, cap, N, PADDED, D, HEADS,
@@ -195,7 +195,7 @@ def _keys_turn(
     return dk, dv
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["window"])
 def _keys_kernel(
     dout_ptr, q_ptr, k_ptr, v_ptr, shift_ptr, delta_ptr, dk_ptr, dv_ptr, edges_ptr,
     scale, window, cap, PADDED, D, HEADS,

@@ -67,6 +67,11 @@ def bend(dtype: torch.dtype, soft_cap: float) -> str:
     return "fine" if dtype == torch.float32 or soft_cap > _QUICK else "quick"
 
 
+def folds(scale: float, soft_cap: float) -> bool:
+    """Whether the largest product is the largest score, so that a weight is one fused operation from a product."""
+    return soft_cap > 0 or scale > 0
+
+
 def near(x: torch.Tensor) -> torch.Tensor:
     """`x`, or a copy where rows are so far apart that the places of a tile would not be 32-bit numbers."""
     return x if 128 * x.stride(0) + x.shape[2] * x.stride(2) < 2**31 else x.contiguous()
@@ -99,8 +104,9 @@ def forward(
             _forward_kernel[(heads * (edges.shape[0] - 1), triton.cdiv(longest, blocks.queries))](
                 q, k, v, out, lse, edges, scale, window, soft_cap, count, size, heads,
                 *q.stride(), *k.stride(), *v.stride(), GROUP=heads // k.shape[1], WINDOWED=window > 0,
-                BEND=bend(q.dtype, soft_cap), NATIVE=q.is_cuda, EVEN=size == columns, QUERIES=blocks.queries,
-                KEYS=blocks.keys, COLUMNS=columns, STAGES=blocks.stages, num_warps=blocks.warps, enable_fp_fusion=True,
+                BEND=bend(q.dtype, soft_cap), RISING=folds(scale, soft_cap), NATIVE=q.is_cuda, EVEN=size == columns,
+                QUERIES=blocks.queries, KEYS=blocks.keys, COLUMNS=columns, STAGES=blocks.stages, num_warps=blocks.warps,
+                enable_fp_fusion=True,
             )  # fmt: skip
     return out, lse
 
@@ -108,7 +114,8 @@ def forward(
 @triton.jit
 def _absorb(
     product, v, hides, peak, total, mixed, scale, cap,
-    BEND: tl.constexpr, MASKED: tl.constexpr, NATIVE: tl.constexpr, ROUNDED: tl.constexpr, EXACT: tl.constexpr,
+    BEND: tl.constexpr, RISING: tl.constexpr, MASKED: tl.constexpr, NATIVE: tl.constexpr, ROUNDED: tl.constexpr,
+    EXACT: tl.constexpr,
 ):  # fmt: skip
     """The largest score, the sum of exponentials and the weighted values of some queries, with one more tile of keys."""
     factor, _, _ = line(scale, cap, BEND)
@@ -118,6 +125,11 @@ def _absorb(
         if MASKED:
             x = tl.where(hides, float("inf"), x)
         larger = tl.maximum(peak, tl.min(x, axis=1) * factor)
+        weight = power(x * factor - larger[:, None], NATIVE)
+    elif RISING:
+        if MASKED:
+            x = tl.where(hides, -float("inf"), x)
+        larger = tl.maximum(peak, tl.max(x, axis=1) * factor)
         weight = power(x * factor - larger[:, None], NATIVE)
     else:
         score = x * factor
@@ -131,12 +143,12 @@ def _absorb(
     return larger, total, mixed
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["window", "N"])
 def _forward_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, edges_ptr, scale, window, cap, N, D, HEADS,
     q_n, q_h, q_d, k_n, k_h, k_d, v_n, v_h, v_d,
-    GROUP: tl.constexpr, WINDOWED: tl.constexpr, BEND: tl.constexpr, NATIVE: tl.constexpr, EVEN: tl.constexpr,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+    GROUP: tl.constexpr, WINDOWED: tl.constexpr, BEND: tl.constexpr, RISING: tl.constexpr, NATIVE: tl.constexpr,
+    EVEN: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     # the interpreter would multiply the bits of bfloat16 as if they were integers
     EXACT: tl.constexpr = q_ptr.dtype.element_ty if NATIVE else tl.float32
@@ -167,7 +179,7 @@ def _forward_kernel(
             v = rows(v_ptr, key_first, v_n, v_at, key, column, end, D, EXACT, False, EVEN)
             product = tl.dot(q, tl.trans(k), input_precision="ieee")
             peak, total, mixed = _absorb(
-                product, v, key, peak, total, mixed, scale, cap, BEND, False, NATIVE, ROUNDED, EXACT
+                product, v, key, peak, total, mixed, scale, cap, BEND, RISING, False, NATIVE, ROUNDED, EXACT
             )
         for turn in tl.range(0, hidden + tl.cdiv(last - whole, KEYS), num_stages=STAGES):
             key_first = tl.where(turn < hidden, clear + (turn - hidden) * KEYS, whole + (turn - hidden) * KEYS)
@@ -177,7 +189,7 @@ def _forward_kernel(
             product = tl.dot(q, tl.trans(k), input_precision="ieee")
             hides = ~seen(query[:, None], key[None, :], end, window, WINDOWED)
             peak, total, mixed = _absorb(
-                product, v, hides, peak, total, mixed, scale, cap, BEND, True, NATIVE, ROUNDED, EXACT
+                product, v, hides, peak, total, mixed, scale, cap, BEND, RISING, True, NATIVE, ROUNDED, EXACT
             )
         there = query < end
         total = tl.where(there, total, 1.0)
