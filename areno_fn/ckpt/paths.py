@@ -53,6 +53,8 @@ def destination(path: str | Path) -> Path:
     Raises:
         CheckpointError: no file system takes such a name.
     """
+    if not str(path):
+        raise CheckpointError("the empty path names no place to write to; choose a name")
     if "\0" in str(path):
         raise CheckpointError(f"{str(path)!r} holds a NUL character, which no path can; choose another name")
     try:

@@ -7,6 +7,7 @@ diffusers reads, and a folder may hold that one alone.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -104,7 +105,7 @@ def open_twin(opened: AdapterFolder) -> AdapterFolder | None:
     Raises:
         CheckpointError: it is damaged, or lists every tensor that cannot be used.
     """
-    if opened.header.path.name == DIFFUSERS or not (opened.path / DIFFUSERS).exists():
+    if opened.header.path.name == DIFFUSERS or not os.path.lexists(opened.path / DIFFUSERS):
         return None
     config, header = as_peft(read_header(member(opened.path, DIFFUSERS)))
     modules = _modules(config, {name: entry.spec for name, entry in header.entries.items()}, str(header.path))

@@ -219,7 +219,7 @@ def train_step(
         reduce: adds gradients and sums over ranks.
         prefix: family of the metric names.
         donate: the step may write to the role's parameters and moments; nothing else may hold them, as a view, another
-            role or a snapshot.
+            role or a snapshot. A loss that raises leaves the state as it was, unless it is captured.
         capture: on a GPU, the second step of every shape of micro-batches is captured as a CUDA graph, which is replayed from
             then on (`areno_fn.steps.capture`). It needs `donate`. Steps that are given one `Graphs` share its memory.
 
@@ -244,13 +244,15 @@ def train_step(
     gradient_of = accumulate(objective, reduce=reduce, view=seen)
     apply = optimizer.apply_in_place if donate and optimizer.apply_in_place else optimizer.apply
 
+    def slope(moved: tuple[Any, Any], frozen: Mapping[str, Any], batches: Sequence[Any]) -> tuple[Any, Sums]:
+        return gradient_of(moved[0], batches, {**frozen, role: moved[0]})
+
     def move(moved: tuple[Any, Any], frozen: Mapping[str, Any], batches: Sequence[Any]) -> tuple[tuple[Any, Any], Any]:
-        params, optim = moved
-        gradient, sums = gradient_of(params, batches, {**frozen, role: params})
-        params, optim, stats = apply(gradient, optim, params)
+        gradient, sums = slope(moved, frozen, batches)
+        params, optim, stats = apply(gradient, moved[1], moved[0])
         return (params, optim), (sums, stats)
 
-    moving = move if graphs is None else captured(move, graphs)
+    moving = None if graphs is None else captured(move, graphs)
     require_alone = Alone()
 
     def step(state: TrainState, batches: Sequence[Any]) -> tuple[TrainState, Metrics]:
@@ -260,9 +262,16 @@ def train_step(
         _check_batches(batches)
         if donate:
             require_alone(state, role)
-            state = donated(state)
         frozen = {name: own for name, own in state.params.items() if name != role}
-        (params, optim), (sums, stats) = moving((state.params[role], state.optim[role]), frozen, batches)
+        own = state.params[role], state.optim[role]
+        if moving is None:
+            gradient, sums = slope(own, frozen, batches)
+            # only now: what fails before anything is written leaves the state to its owner
+            state = donated(state) if donate else state
+            params, optim, stats = apply(gradient, own[1], own[0])
+        else:
+            state = donated(state)
+            (params, optim), (sums, stats) = moving(own, frozen, batches)
         moved = replace(
             state,
             params={**state.params, role: params},

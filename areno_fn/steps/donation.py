@@ -50,6 +50,8 @@ def require_alone(state: TrainState, role: str) -> None:
     """
     own = {"params": {role: state.params[role]}, "optim": {role: state.optim[role]}}
     leaves = list(_tensors(own))
+    if any(leaf.requires_grad or leaf.is_inference() for leaf in leaves):
+        _refuse_unwritable(own)
     if not all(leaf.is_contiguous() or one_place_each(leaf) for leaf in leaves):
         path = next(path for path, leaf in _named(own) if not one_place_each(leaf))
         raise RecordError(
@@ -64,6 +66,19 @@ def require_alone(state: TrainState, role: str) -> None:
         raise RecordError(
             f"{first} and {second} share memory, and {role!r} is updated in place; put a copy there, as snapshot(params) makes it"
         )
+
+
+def _refuse_unwritable(value: Mapping[str, Any]) -> None:
+    """Refuses leaves that torch lets nobody write to."""
+    for path, leaf in _named(value):
+        if leaf.requires_grad:
+            raise RecordError(
+                f"{path} requires a gradient, as parameters of a module do, and cannot be updated in place; put its detach() there"
+            )
+        if leaf.is_inference():
+            raise RecordError(
+                f"{path} was made in inference mode and cannot be updated in place; clone it outside of that"
+            )
 
 
 def _others(state: TrainState, role: str) -> tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -241,6 +242,35 @@ def test_hashes_are_those_of_sha256sum(tmp_path: Path, capsys: pytest.CaptureFix
         name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in ("config.json", "model.safetensors")
     }
     assert lines == [f"{digest}  {name}" for name, digest in expected.items()]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda path: path.symlink_to("gone"), "cannot be read (No such file or directory)"),
+        (os.mkfifo, "is not a regular file"),
+    ],
+    ids=["link", "pipe"],
+)
+def test_what_has_no_hash_is_named(
+    make: Callable[[Path], object], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_folder(tmp_path / "a", TENSORS, CONFIG)
+    make(folder / "zzz")
+    assert main(command, ["verify", str(folder), "--hash"]) == 2
+    assert capsys.readouterr().err == f"error: {folder}/zzz {words}\n"
+
+
+@pytest.mark.parametrize("words", [["verify", ""], ["inspect", ""], ["diff", "", ""]])
+def test_the_empty_path_is_not_this_folder(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_folder(tmp_path / "a", TENSORS, CONFIG)
+    monkeypatch.chdir(folder)
+    assert main(command, words) == 2
+    assert capsys.readouterr().err == "error: the empty path names no checkpoint; write . for this folder\n"
+    assert main(command, ["convert", ".", ""]) == 2
+    assert capsys.readouterr().err == "error: the empty path names no place to write to; choose a name\n"
 
 
 @pytest.mark.parametrize("name", ["verify", "inspect"])

@@ -203,6 +203,21 @@ def test_a_damaged_or_silent_file_of_diffusers_beside_the_others_is_a_problem(tm
     assert "has no lora_adapter_metadata" in found
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (peft.DIFFUSERS, "pytorch_lora_weights.safetensors cannot be read (No such file or directory)"),
+        (peft.WEIGHTS, "has no adapter_model.safetensors"),
+    ],
+)
+def test_a_link_to_nothing_in_the_place_of_either_file_is_a_problem(name: str, words: str, tmp_path: Path) -> None:
+    folder = both(tmp_path / "adapter")
+    (folder / name).unlink()
+    (folder / name).symlink_to("gone")
+    (found,) = problems(folder)
+    assert words in found
+
+
 def test_keys_are_those_of_peft() -> None:
     assert key_of("model.layers.0.mlp.up_proj", "B") == "base_model.model.model.layers.0.mlp.up_proj.lora_B.weight"
 

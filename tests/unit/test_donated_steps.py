@@ -122,6 +122,14 @@ def test_a_pure_step_leaves_its_state_readable_and_as_it_was() -> None:
             "params.actor.w and params.actor.b share memory, which is updated in place; clone one of them",
         ),
         (
+            lambda s: replace(s, params={"actor": tree.map(lambda x: x.clone().requires_grad_(), s.params["actor"])}),
+            r"params.actor.w requires a gradient, as parameters of a module do, and cannot be updated in place; put its detach",
+        ),
+        (
+            lambda s: replace(s, params={"actor": in_inference()}),
+            "params.actor.w was made in inference mode and cannot be updated in place; clone it outside of that",
+        ),
+        (
             lambda s: replace(s, params={"actor": {"w": s.params["actor"]["w"], "b": torch.ones(1).expand(4)}}),
             r"elements of params.actor.b stand in one place, as expand\(\) makes them, and 'actor' is updated in place; clone it",
         ),
@@ -132,6 +140,34 @@ def test_shared_memory_is_not_donated(change: Any, match: str) -> None:
     with pytest.raises(RecordError, match=match):
         train_step(squares, OPTIMIZERS["adamw"], donate=True)(state, batches(1))
     assert state.counters.optimizer_step == 0  # it was not handed over
+
+
+def in_inference() -> dict[str, torch.Tensor]:
+    with torch.inference_mode():
+        return {"w": torch.ones(8, 4), "b": torch.ones(4)}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_loss_that_raises_leaves_the_state_as_it_was(name: str) -> None:
+    calls: list[int] = []
+
+    def failing(params: dict[str, torch.Tensor], batch: torch.Tensor) -> Sums:
+        calls.append(1)
+        if len(calls) == 2:
+            raise RuntimeError("out of memory")
+        return squares(params, batch)
+
+    moved = OPTIMIZERS[name]
+    state, wanted = started(moved), started(moved)
+    step = train_step(failing, moved, donate=True)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        step(state, batches(3))
+    assert tree.equal(state, wanted)
+    after, metrics = step(state, batches(3))
+    expected, told = train_step(squares, moved)(wanted, batches(3))
+    assert tree.equal(after, expected) and metrics == told
+    with pytest.raises(DonatedError):
+        assert state.params
 
 
 def overlapping() -> dict[str, torch.Tensor]:

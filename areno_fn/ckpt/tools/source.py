@@ -80,6 +80,8 @@ def kind_of(path: str | Path) -> Kind:
     Raises:
         CheckpointError: nothing, or nothing that holds tensors; names what is below it that does.
     """
+    if not str(path):
+        raise CheckpointError("the empty path names no checkpoint; write . for this folder")
     if "\0" in str(path):
         raise CheckpointError(f"{str(path)!r} holds a NUL character, which no path can")
     place = Path(path)

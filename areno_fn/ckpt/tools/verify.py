@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from areno_fn.ckpt.folder import CONFIG, GENERATION
 from areno_fn.ckpt.header import read_header
 from areno_fn.ckpt.jsontext import strict_json
-from areno_fn.ckpt.paths import member, read_small
+from areno_fn.ckpt.paths import member, open_file, read_small
 from areno_fn.ckpt.peft import open_adapter, open_twin
 from areno_fn.ckpt.store import Store, open_store
 from areno_fn.ckpt.tensorfile import Reader
@@ -66,15 +67,15 @@ def hashes(path: Path) -> Iterator[tuple[str, str]]:
     """SHA-256 and name of every file of a folder, or of one file.
 
     Raises:
-        CheckpointError: a file cannot be read, or is a link to a place outside the folder.
+        CheckpointError: a file cannot be read, or is a link to a place outside the folder, or to none.
     """
-    files = [path] if path.is_file() else sorted(inner for inner in path.rglob("*") if inner.is_file())
+    files = [path] if path.is_file() else sorted(inner for inner in path.rglob("*") if not inner.is_dir())
     for file in files:
         name = file.name if file == path else file.relative_to(path).as_posix()
         if file != path:
             member(path, name)
         try:
-            with file.open("rb") as opened:
+            with os.fdopen(open_file(file), "rb") as opened:
                 digest = hashlib.file_digest(opened, "sha256")
         except OSError as error:
             raise CheckpointError(f"{file} cannot be read ({error.strerror or error})") from error
@@ -105,7 +106,7 @@ def _folder(folder: Path) -> Iterator[str]:
 def _configs(folder: Path) -> Iterator[str]:
     for name in (CONFIG, GENERATION):
         path = folder / name
-        if not path.exists():
+        if not os.path.lexists(path):
             if name == CONFIG:
                 yield f"{folder} has no {CONFIG}, so nothing can say what its tensors are"
             continue
