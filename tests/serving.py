@@ -26,6 +26,7 @@ from areno_fn.engine.serve import Completion, Server
 from areno_fn.models import FAMILIES
 from areno_fn.steps.token.batching import READ_TOKENS
 from areno_fn.steps.token.rollout import sampler
+from benchmarks import needs
 
 VOCAB = 61
 STOP = (0, 3, 7, 11)
@@ -171,6 +172,8 @@ def main() -> None:
     )
     parser.add_argument("--tolerance", type=float, default=1e-6, help="of a log-probability")
     options = parser.parse_args()
+    if options.device != "cpu":
+        needs.gpu(f"--device {options.device}", "--device cpu runs here")
     source, start = random.Random(options.seed), time.perf_counter()
     policy, params = tiny()
     params = tree.map(lambda x: x.to(options.device), params)
@@ -218,4 +221,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    needs.run(main)

@@ -5,7 +5,7 @@ A law uses only what the part itself uses: no seeds, no clock, and no files unle
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -148,7 +148,10 @@ def rollout_matches_training(
     advantages = torch.zeros(rollout.lengths.shape[0])
     rescore = act(policy, sampling)
     for batch in experience(rollout, advantages, micro_tokens=1 << 30):
-        _close(rescore(params, batch).logp, batch.old, tolerance, "training recomputes")
+        packed = batch.packed
+        places = packed.positions[packed.index] + 1
+        named = [f"token {t} at position {p}" for t, p in zip(packed.targets.tolist(), places.tolist(), strict=True)]
+        _close(rescore(params, batch).logp, batch.old, tolerance, named, "training recomputes")
     for row in range(prompts.lengths.shape[0]):
         alone = draw(params, _row(prompts, row), key, sampling, samples=samples)
         for sample in range(samples):
@@ -179,12 +182,12 @@ def _floating_pairs(slope: Any, direction: list[torch.Tensor]) -> list[tuple[tor
     return list(zip(floating(slope), direction, strict=True))
 
 
-def _close(received: torch.Tensor, recorded: torch.Tensor, tolerance: float, doing: str) -> None:
+def _close(received: torch.Tensor, recorded: torch.Tensor, tolerance: float, named: Sequence[str], doing: str) -> None:
     error = (received - recorded).abs()
     if not bool((error <= tolerance).all()):
         worst = int(error.nan_to_num(torch.inf).argmax())
         raise AssertionError(
-            f"decision {worst} was recorded with log-probability {float(recorded[worst]):.7f}, "
+            f"{named[worst]} was recorded with log-probability {float(recorded[worst]):.7f}, "
             f"but {doing} {float(received[worst]):.7f}"
         )
 
@@ -201,4 +204,5 @@ def _same_sequence(batch: Rollout, i: int, alone: Rollout, j: int, tolerance: fl
         raise AssertionError(
             f"sequence {i} of the batch is {a.tolist()}, but drawn without the others it is {b.tolist()}"
         )
-    _close(alone.logp[j, : len(b)], batch.logp[i, : len(a)], tolerance, "drawn without the others has")
+    named = [f"token {place} of sequence {i}" for place in range(len(a))]
+    _close(alone.logp[j, : len(b)], batch.logp[i, : len(a)], tolerance, named, "drawn without the others has")

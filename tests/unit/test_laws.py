@@ -280,7 +280,9 @@ class Crowded(Bigram):
 def test_R3_L21_rollout_matches_training_catches(policy: Bigram) -> None:
     sampling = Sampling(max_tokens=6)
     laws.rollout_matches_training(Bigram(), Bigram().init(), PROMPTS, Key.of(1), sampling)
-    with pytest.raises(AssertionError, match=r"decision \d+ was recorded with log-probability"):
+    with pytest.raises(
+        AssertionError, match=r"token \d+ (at position|of sequence) \d+ was recorded with log-probability"
+    ):
         laws.rollout_matches_training(policy, policy.init(), PROMPTS, Key.of(1), sampling)
 
 

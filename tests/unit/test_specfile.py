@@ -112,6 +112,11 @@ def test_a_good_file_is_read_with_its_defaults(base: Path) -> None:
             f"phases.sft.algorithm.kind must be {KINDS}, received the text 'a2c'",
         ),
         (
+            "{kind: sft}",
+            "{kind: grop}",
+            f"phases.sft.algorithm.kind must be {KINDS}, received the text 'grop'; the nearest is 'grpo'",
+        ),
+        (
             "{kind: adamw,",
             "{kind: adam,",
             "phases.sft.optimizers.actor.kind must be 'adamw', 'adamw8bit', 'sgd' or 'muon', received the text 'adam'",

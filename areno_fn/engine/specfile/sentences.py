@@ -32,6 +32,8 @@ from areno_fn.engine.specfile.yaml_text import number_in_yaml
 
 _MESSAGE = re.compile(r"(?P<head>.*?)(?: - at `(?P<path>\$[^`]*)`)?", re.DOTALL)
 _STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
+_FEW = 6
+"""So many choices are read at a glance; of more the nearest one is named."""
 _BOOLEANS = {"true": "true", "yes": "true", "on": "true", "false": "false", "no": "false", "off": "false"}
 _NAMED = re.compile(r"(unknown|required) field `(.*)`")
 
@@ -139,6 +141,9 @@ def wrong_version(version: Any, readable: Sequence[int]) -> str:
 def _advice(info: Type, value: Any, suffix: str) -> str:
     if suffix == ".msgpack":
         return ""
+    if isinstance(info, inspect.LiteralType) and isinstance(value, str) and len(info.values) > _FEW:
+        near = suggestion(value, map(str, info.values))
+        return near and f"; {near}"
     if isinstance(info, inspect.StrType | inspect.LiteralType) and isinstance(value, bool | int | float):
         return _quote(value, suffix) if _takes_text(info) else ""
     if isinstance(info, inspect.IntType) and isinstance(value, float) and value.is_integer():
