@@ -43,6 +43,7 @@ from areno_fn.engine.prompted_medium import PromptedPictures
 from areno_fn.engine.rewards import Loaded, load_all
 from areno_fn.engine.specfile import check
 from areno_fn.engine.text_medium import Text
+from areno_fn.engine.uncollected import uncollected
 from areno_fn.models import Family, adapters
 from areno_fn.models.flow_families import FlowFamily
 from areno_fn.steps.advantages import Compare
@@ -122,6 +123,7 @@ class Plan:
         return critic | self.cast.load(params, self.device, progress)
 
 
+@uncollected()
 def plan(
     spec: RunSpec,
     losses: Mapping[str, Losses] | None = None,

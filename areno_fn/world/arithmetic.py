@@ -31,11 +31,11 @@ def rows(spec: ArithmeticData) -> list[Row]:
     """
     name = f"arithmetic({spec.digits} digits, {spec.split}, seed {spec.seed})"
     found: list[Row] = []
+    heldout = spec.split == "heldout"
     for a, b in _pairs(spec):
-        if held_out(a, b) == (spec.split == "heldout"):
-            found.append(
-                Row({"prompt": f"{a}+{b}=", "response": str(a + b), "answer": str(a + b)}, name, len(found) + 1)
-            )
+        if held_out(a, b) == heldout:
+            answer = str(a + b)
+            found.append(Row({"prompt": f"{a}+{b}=", "response": answer, "answer": answer}, name, len(found) + 1))
             if len(found) == spec.count:
                 return found
     raise DataError(
@@ -45,8 +45,8 @@ def rows(spec: ArithmeticData) -> list[Row]:
 
 def held_out(a: int, b: int) -> bool:
     """Whether `a + b`, and so `b + a`, is held out: the SHA-256 of the pair, smaller number first, modulo 10 is 0."""
-    low, high = sorted((a, b))
-    return int.from_bytes(hashlib.sha256(f"{low}+{high}".encode()).digest()[:8], "big") % HELD_OUT == 0
+    pair = f"{a}+{b}" if a < b else f"{b}+{a}"
+    return int.from_bytes(hashlib.sha256(pair.encode()).digest()[:8], "big") % HELD_OUT == 0
 
 
 def _pairs(spec: ArithmeticData) -> Iterator[tuple[int, int]]:

@@ -30,21 +30,21 @@ def read(spec: specs.DataSpec, source: str = "") -> list[Row]:
             place of another, or a row that fits no schema; rows behind the limit are not looked at.
     """
     if isinstance(spec, specs.ArithmeticData):
-        return [Row(row, row.file, row.line, source) for row in arithmetic.rows(spec)]
+        return _of(source, arithmetic.rows(spec))
     if isinstance(spec, specs.DigitsData):
-        return [Row(row, row.file, row.line, source) for row in digits.rows(spec)]
+        return _of(source, digits.rows(spec))
     if isinstance(spec, specs.DigitPairsData):
-        return [Row(row, row.file, row.line, source) for row in digits.pairs(spec)]
+        return _of(source, digits.pairs(spec))
     rows = []
     for row in islice(_stored(spec), spec.limit or None):
-        named = Row(_renamed(row, spec.columns), row.file, row.line, source)
+        named = Row(_renamed(row, spec.columns), row.file, row.line) if spec.columns else row
         require_schema(named)
         rows.append(named)
     if not rows:
         sort = "folder" if isinstance(spec, specs.HFData) else "file"
         needed = "one JSON object a line" if isinstance(spec, specs.JsonlData) else "at least one row"
         raise DataError(f"the data {sort} {spec.path} is empty; it needs {needed}")
-    return rows
+    return _of(source, rows)
 
 
 def read_all(sources: Sequence[specs.DataSpec]) -> list[Row]:
@@ -64,6 +64,13 @@ def read_jsonl(path: str) -> list[Row]:
         DataError: as `read`.
     """
     return read(specs.JsonlData(path=path))
+
+
+def _of(source: str, rows: list[Row]) -> list[Row]:
+    """Rows that have just been made and are nobody else's, which say from now on what they come from."""
+    for row in rows:
+        row.source = source
+    return rows
 
 
 def _stored(spec: specs.StoredData) -> Iterator[Row]:

@@ -68,7 +68,7 @@ def schema(row: Row) -> tuple[str, ...]:
 
 def complete(row: Mapping[str, Any]) -> tuple[str, ...] | None:
     """The first of `SCHEMAS` whose keys are all there."""
-    return next((keys for keys in SCHEMAS if all(key in row for key in keys)), None)
+    return next((keys for keys in SCHEMAS if all(map(row.__contains__, keys))), None)
 
 
 def require_schema(row: Row) -> None:
@@ -95,8 +95,10 @@ def prompt(row: Row) -> Prompt:
     Raises:
         DataError: there is none, or it is not of the right type.
     """
-    key = next((key for key in PROMPT_KEYS if key in row), None)
-    if key is None:
+    for key in PROMPT_KEYS:
+        if key in row:
+            break
+    else:
         raise DataError(
             f"{row.where}: a row with the keys {_keys(row)} has no prompt; give 'prompt' or 'question', or rename "
             f"a key with `columns`; the row is {shown(row)}"

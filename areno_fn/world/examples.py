@@ -102,16 +102,18 @@ def require_template(tokenizer: Tokenizer, where: str, texts: str) -> None:
 
 def _encode(row: Row, tokenizer: Tokenizer) -> Flagged:
     keys = data_schema.schema(row)
-    turns = data_schema.messages(row, "messages") if keys == ("messages",) else None
-    if turns is not None or (keys != ("text",) and data_schema.prompt(row).text is None):
+    if keys == ("messages",):
+        turns = data_schema.messages(row, "messages")
         require_template(tokenizer, row.where, "'prompt' and 'response'")
-    if turns is not None:
         return encode_conversation(turns, tokenizer, row.where)
     if keys == ("text",):
         ids = begun(tokenizer.encode(data_schema.text(row, "text")), tokenizer)
         ids = _close(ids, tokenizer, row.where)
         return ids, [index > 0 for index in range(len(ids))]
-    return encode_answer(data_schema.prompt(row), data_schema.text(row, keys[1]), tokenizer, row.where)
+    prompt = data_schema.prompt(row)
+    if prompt.text is None:
+        require_template(tokenizer, row.where, "'prompt' and 'response'")
+    return encode_answer(prompt, data_schema.text(row, keys[1]), tokenizer, row.where)
 
 
 def encode_answer(prompt: Prompt, response: str, tokenizer: Tokenizer, where: str) -> Flagged:

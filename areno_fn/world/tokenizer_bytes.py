@@ -39,7 +39,7 @@ class ByteTokenizer:
     @property
     def eos_ids(self) -> tuple[int, ...]:
         """257, then the further ones."""
-        return tuple(dict.fromkeys((EOS, *self.extra_eos)))
+        return tuple(dict.fromkeys((EOS, *self.extra_eos))) if self.extra_eos else (EOS,)
 
     @property
     def pad_id(self) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from areno_fn.contracts.spec import AdamWSpec, RunSpec, ScratchModel
 from areno_fn.engine.model import from_scratch
 from areno_fn.engine.optimizers import Trained, plan_optimizers
 from areno_fn.world import tokenizer_export
+from areno_fn.world.data_row import Row
 
 
 def spec(table: dict[str, Any]) -> RunSpec:
@@ -194,3 +196,31 @@ def test_states_are_stored_in_less_only_where_parameters_are() -> None:
         else:
             with pytest.raises(SpecError, match="^actor.states: 'stored' keeps"):
                 plan_optimizers(phase, moved, 3)
+
+
+def test_a_plan_makes_every_row_once_while_nobody_looks_for_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a million generated rows making them twice, and going through all again and again, was most of the time."""
+    made: list[bool] = []
+    init = Row.__init__
+
+    def counted(self: Row, *args: Any) -> None:
+        made.append(gc.isenabled())
+        init(self, *args)
+
+    monkeypatch.setattr(Row, "__init__", counted)
+    table = tomllib.loads(tiny.SPEC)
+    found = af.plan(spec(table))
+    assert found.evaluation is not None
+    assert len(made) == sum(len(rows) for rows in (*(phase.rows for phase in found.phases), found.evaluation.rows))
+    assert not any(made) and gc.isenabled()
+    table["model"]["family"] = "gpt9"
+    with pytest.raises(ModelError):
+        af.plan(spec(table))
+    assert gc.isenabled(), "it is on again behind a refusal"
+    gc.disable()
+    try:
+        with pytest.raises(ModelError):
+            af.plan(spec(table))
+        assert not gc.isenabled(), "it stays off where it was off"
+    finally:
+        gc.enable()
