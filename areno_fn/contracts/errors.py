@@ -19,6 +19,10 @@ class RecordError(ArenoError, ValueError):
     """A record was built from values that break its contract."""
 
 
+class ImmutableError(ArenoError, AttributeError):
+    """A record was written to."""
+
+
 class DonatedError(ArenoError, RuntimeError):
     """A record was read after it had been handed over with `donate`."""
 

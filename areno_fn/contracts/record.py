@@ -28,7 +28,7 @@ import torch
 import torch.utils._pytree as pytree
 from typeguard import CollectionCheckStrategy, TypeCheckError, check_type
 
-from areno_fn.contracts.errors import DonatedError, RecordError
+from areno_fn.contracts.errors import DonatedError, ImmutableError, RecordError
 
 T = TypeVar("T")
 
@@ -61,6 +61,8 @@ def record(cls: type[T]) -> type[T]:
     fixed = tuple(f.name for f in fields if _STATIC in f.metadata)
     setattr(cls, "__init__", _constructor(cls, fields, user_check))
     setattr(cls, "__repr__", shown)
+    setattr(cls, "__setattr__", _refuse_change)
+    setattr(cls, "__delattr__", _refuse_change)
     setattr(cls, "__getattr__", _missing_attribute(names))
     setattr(cls, "__copy__", lambda self: _rebuilt(self, lambda item: item))
     setattr(cls, "__deepcopy__", lambda self, memo: _rebuilt(self, lambda item: copy.deepcopy(item, memo)))
@@ -123,6 +125,11 @@ def _rebuilt(value: T, change: Callable[[Any], Any]) -> T:
     for name, item in items:
         object.__setattr__(fresh, name, item)
     return fresh
+
+
+def _refuse_change(self: Any, name: str, value: Any = None) -> None:
+    del value
+    raise ImmutableError(f"{type(self).__name__} is immutable; make another one, replace(value, {name}=...)")
 
 
 def _refuse_pickle(self: Any, protocol: Any) -> Any:

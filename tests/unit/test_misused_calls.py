@@ -13,7 +13,7 @@ from toy_policy import Bigram
 from typeguard import suppress_type_checks
 
 import areno_fn as af
-from areno_fn.contracts.errors import JoinError, ModelError, RecordError, SpecError
+from areno_fn.contracts.errors import DataError, JoinError, ModelError, RecordError, SpecError
 from areno_fn.contracts.spec import AdamWSpec, SGDSpec
 
 POLICY = Bigram()
@@ -142,6 +142,29 @@ def test_overrides_come_in_a_list() -> None:
         pytest.raises(SpecError, match=r"overrides come in a list, \['seed=1'\], received"),
     ):
         af.read_spec("specs/quickstart.toml", "seed=1")
+
+
+@pytest.mark.parametrize(("token", "place"), [(11, 1), (-1, 0)])
+def test_a_token_that_the_model_does_not_know_is_named(token: int, place: int) -> None:
+    tokens = torch.tensor([[1, 2], [3, 0]])
+    tokens[1 - place, place] = token  # the second prompt has one token: what stands behind it is nothing
+    given = af.Prompts(tokens=tokens, lengths=torch.tensor([2, 1]), ids=torch.tensor([7, 8]))
+    sentence = (
+        rf"prompt {8 - place} has the token {token} at place {place}, but the model knows 0 to 10; encode it with"
+    )
+    with pytest.raises(DataError, match=sentence):
+        af.sampler(POLICY, (0,))(PARAMS, given, af.Key.of(0), SAMPLING)
+    unread = af.replace(PROMPTS, tokens=torch.tensor([[1, 2], [3, 99]]))
+    again = af.sampler(POLICY, (0,))(PARAMS, unread, af.Key.of(0), SAMPLING, samples=2)
+    assert torch.equal(again.tokens, DRAWN.tokens)
+
+
+def test_a_record_says_how_another_one_is_made() -> None:
+    for change in (lambda: setattr(PROMPTS, "ids", None), lambda: delattr(PROMPTS, "ids")):
+        with pytest.raises(
+            AttributeError, match=r"^Prompts is immutable; make another one, replace\(value, ids=\.\.\.\)$"
+        ):
+            change()
 
 
 # ------------------------------------------------------------------------------------------ a loss that moves nothing

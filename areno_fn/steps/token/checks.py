@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from numbers import Integral
 
+import torch
+
 from areno_fn.contracts.batch import Prompts
 from areno_fn.contracts.calls import received
 from areno_fn.contracts.errors import DataError, ModelError, SpecError
@@ -75,7 +77,8 @@ def check_prompts(
     """Refuses prompts that cannot be continued, and counts that are none.
 
     Raises:
-        DataError: there is no prompt, or a prompt is empty, too long for the model, or shares its id.
+        DataError: there is no prompt, or a prompt is empty, too long for the model, of tokens that it does not know, or
+            shares its id.
         SpecError: `samples` or `max_rows` is none.
     """
     _counts(prompts, samples, max_rows)
@@ -113,3 +116,11 @@ def _texts(policy: TokenPolicy, prompts: Prompts, sampling: Sampling) -> None:
                 f"prompt {name} has {length} tokens and may be continued by {sampling.max_tokens}, which is more than the "
                 f"model's {policy.max_positions} positions; shorten the prompt or lower max_tokens"
             )
+    places = torch.arange(prompts.tokens.shape[1], device=prompts.tokens.device)
+    strange = ((prompts.tokens < 0) | (prompts.tokens >= policy.vocab_size)) & (places < prompts.lengths[:, None])
+    if bool(strange.any()):
+        row, place = strange.nonzero()[0].tolist()
+        raise DataError(
+            f"prompt {ids[row]} has the token {int(prompts.tokens[row, place])} at place {place}, but the model knows 0 to "
+            f"{policy.vocab_size - 1}; encode it with the model's tokenizer"
+        )
