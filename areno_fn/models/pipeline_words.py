@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from areno_fn.contracts.errors import ModelError
 from areno_fn.contracts.flow import Conditions
 from areno_fn.contracts.media import Request
 from areno_fn.models.diffusers_module import diffusers_class
@@ -21,9 +23,12 @@ def bare_pipeline(class_name: str, parts: Mapping[str, Any]) -> Any:
         parts: frozen ones by name.
 
     Raises:
-        ModelError: diffusers is not installed, or has no such class.
+        ModelError: diffusers is not installed, or has no such class, or ftfy is not, by which the class cleans prompts: without
+            it, some classes would put other prompts to the encoder, and others none.
     """
     kind = diffusers_class(class_name)
+    if not getattr(sys.modules[kind.__module__], "is_ftfy_available", lambda: True)():
+        raise ModelError(f"{class_name} cleans prompts by ftfy, which is not installed; pip install ftfy brings it")
     wanted = [p for p in inspect.signature(kind.__init__).parameters.values() if p.name != "self"]
     needed = {p.name: None for p in wanted if p.default is inspect.Parameter.empty}
     return kind(**needed | {p.name: parts[p.name] for p in wanted if p.name in parts})

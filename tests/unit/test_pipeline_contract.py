@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from typing import Any
 
@@ -16,6 +17,8 @@ from areno_fn.contracts.errors import DataError, ModelError, SpecError
 from areno_fn.contracts.geometry import Geometry, Size
 from areno_fn.contracts.media import InputMedia, InputRule, Media, Request
 from areno_fn.contracts.pipeline_io import Output, PipelineIOContract, require_condition
+from areno_fn.models.diffusers_module import diffusers_class
+from areno_fn.models.pipeline_words import bare_pipeline
 
 SQUARE = Geometry(multiple=16, default=Size(height=64, width=64), most=128)
 PARTS = (Component(name="transformer", trained=True), Component(name="vae"), Component(name="text"))
@@ -292,3 +295,15 @@ def test_R2_R3_R4_declared_optional_and_alias_parts() -> None:
 def test_every_physical_part_has_one_owner(changes: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         Components(**({"declared": DECLARED, "index": INDEX} | changes))
+
+
+@pytest.mark.parametrize("name", ["WanPipeline", "WanImageToVideoPipeline"])
+def test_a_pipeline_that_cleans_prompts_needs_what_it_cleans_them_by(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it the one would leave prompts as they are, and the other fail at the first one."""
+    module = importlib.import_module(diffusers_class(name).__module__)
+    assert type(bare_pipeline(name, {})).__name__ == name
+    monkeypatch.setattr(module, "is_ftfy_available", lambda: False)
+    with pytest.raises(ModelError, match=f"^{name} cleans prompts by ftfy, which is not installed; pip install ftfy"):
+        bare_pipeline(name, {})
