@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
-from areno_fn.contracts.spec_base import Consistency, Name, Natural, Positive, Rate, Rows, Scale, Tokens
+from areno_fn.contracts.spec_base import Consistency, Name, Natural, Place, Positive, Rate, Rows, Scale, Tokens
 from areno_fn.contracts.spec_base import Spec as Spec
 from areno_fn.contracts.spec_data import ArithmeticData as ArithmeticData
 from areno_fn.contracts.spec_data import HFData as HFData
@@ -100,7 +100,7 @@ class HFModel(Spec, frozen=True, kw_only=True, tag="hf", tag_field="kind"):
     `dtype` is that of the trained parameters in memory; "source" keeps each file's own. `pipeline` is for the latter alone.
     """
 
-    path: str
+    path: Place
     dtype: Literal["source", "float32", "bfloat16"] = "source"
     pipeline: PipelineSpec | None = None
 
@@ -112,7 +112,7 @@ class ByteTokenizer(Spec, frozen=True, kw_only=True, tag="byte", tag_field="kind
 class HFTokenizer(Spec, frozen=True, kw_only=True, tag="hf", tag_field="kind"):
     """The tokenizer and chat template of a Hugging Face folder."""
 
-    path: str
+    path: Place
 
 
 # ---------------------------------------------------------------------------------------- data, rewards

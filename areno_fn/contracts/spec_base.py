@@ -36,6 +36,8 @@ Seconds = Annotated[float, Meta(ge=0, le=604_800)]
 Unit = Annotated[float, Meta(ge=0, le=1)]
 Consistency = Literal["ordinary", "bitwise"]
 Name = Annotated[str, Meta(pattern="^[A-Za-z0-9_.-]+$")]
+Place = Annotated[str, Meta(min_length=1)]
+"""A file or folder; the empty path would be the current folder."""
 
 
 class Spec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from areno_fn.contracts.spec_base import Natural, Rate, Spec
+from areno_fn.contracts.spec_base import Natural, Place, Rate, Spec
 
 
 class StoredData(Spec, frozen=True, kw_only=True):
@@ -17,7 +17,7 @@ class StoredData(Spec, frozen=True, kw_only=True):
     Rewards refer to a data set by its name.
     """
 
-    path: str
+    path: Place
     columns: dict[str, str] = field(default_factory=dict)
     limit: Natural = 0
     name: str = ""

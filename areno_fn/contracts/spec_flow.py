@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta, field
 
 from areno_fn.contracts.execution import DATASET_NONE, GENERATION_REWARD, ExecutionContract
-from areno_fn.contracts.spec_base import Coefficient, Natural, Rate, Rows, Samples, Scale, Spec, Turns, Unit
+from areno_fn.contracts.spec_base import Coefficient, Natural, Place, Rate, Rows, Samples, Scale, Spec, Turns, Unit
 
 Medium = Literal["text", "pictures"]
 """What a model makes. Algorithms, data and rewards are of the medium of their model."""
@@ -80,7 +80,7 @@ class PipelineSpec(Spec, frozen=True, kw_only=True):
     guidance_2: GuidanceOrNone = 0.0
     compile: bool = False
     dtype: Literal["source", "float32", "bfloat16"] = "source"
-    parts: dict[str, str] = field(default_factory=dict)
+    parts: dict[str, Place] = field(default_factory=dict)
     trained: list[str] = field(default_factory=list)
     streams: StreamsSpec | None = None
 

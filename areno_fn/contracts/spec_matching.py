@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta, field
 
 from areno_fn.contracts.execution import GENERATION_NONE, GENERATION_REWARD, ExecutionContract
-from areno_fn.contracts.spec_base import Coefficient, Rate, Samples, Scale, Spec, Turns
+from areno_fn.contracts.spec_base import Coefficient, Place, Rate, Samples, Scale, Spec, Turns
 from areno_fn.contracts.spec_flow import Guidance, Levels, Shift, Steps, Times
 from areno_fn.contracts.spec_flow_noised import Forgetting
 
@@ -107,7 +107,7 @@ class FlowTDMR1(FlowMatchedAlong, frozen=True, kw_only=True, tag="flow_tdm_r1", 
 class Teacher(Spec, frozen=True, kw_only=True):
     """A folder that teaches what is drawn for the prompts of some data sets, by their names."""
 
-    path: str
+    path: Place
     data: Annotated[list[str], Meta(min_length=1)]
 
 

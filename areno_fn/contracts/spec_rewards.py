@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from areno_fn.contracts.spec_base import Positive, Rate, Seconds, Spec, Weight
+from areno_fn.contracts.spec_base import Place, Positive, Rate, Seconds, Spec, Weight
 
 
 class FunctionReward(Spec, frozen=True, kw_only=True, tag="function", tag_field="kind"):
@@ -35,7 +35,7 @@ class ModelReward(Spec, frozen=True, kw_only=True, tag="model", tag_field="kind"
     the end token where one was drawn, when its tokenizer and chat template are the policy's; else the text with its own.
     """
 
-    path: str
+    path: Place
     dtype: Literal["source", "float32", "bfloat16"] = "source"
     weight: Weight = 1.0
     name: str = ""
@@ -52,7 +52,7 @@ class ClipReward(Spec, frozen=True, kw_only=True, tag="clip", tag_field="kind"):
     row in braces. It reads `batch` pictures at once.
     """
 
-    path: str
+    path: Place
     prompt: str = "{prompt}"
     scaled: bool = False
     weight: Weight = 1.0

@@ -177,6 +177,10 @@ def _trained(spec: PipelineSpec, transformers: tuple[str, ...], contract: Pipeli
         )
     if spec.guidance_2 and len(transformers) < 2:
         raise SpecError(f"guidance_2: this {contract.family} has one transformer; use the guidance of the denoising")
+    if 0 < spec.guidance_2 < 1:
+        raise SpecError(
+            f"guidance_2: it must be at least 1, or 0 for that of the denoising, received {spec.guidance_2:g}"
+        )
     return tuple(name for name in transformers if name in spec.trained or not spec.trained)
 
 
@@ -196,6 +200,10 @@ def _setting(spec: PipelineSpec, trained: tuple[str, ...], contract: PipelineIOC
     several = len(contract.outputs) > 1
     if spec.streams is not None and not several:
         raise SpecError(f"streams: {contract.family} makes one medium, and no video with sound; remove this")
+    if spec.streams is not None and spec.streams.blocks and not spec.streams.perturbed:
+        raise SpecError(
+            "streams.blocks: with perturbed = 0 no attention is perturbed; raise that, or remove the blocks"
+        )
     said = msgspec.structs.asdict(spec.streams or StreamsSpec())
     streams = StreamGuidance(**said | {"blocks": tuple(said["blocks"])}) if several else None
     return Setting(

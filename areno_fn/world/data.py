@@ -17,6 +17,7 @@ from areno_fn.world.data_arrow import arrow_rows, parquet_rows
 from areno_fn.world.data_folder import files_of
 from areno_fn.world.data_row import Row
 from areno_fn.world.data_schema import require_schema
+from areno_fn.world.regular_files import require_regular
 
 
 def read(spec: specs.DataSpec, source: str = "") -> list[Row]:
@@ -99,6 +100,7 @@ def _renamed(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
 
 def _jsonl_rows(path: str) -> Iterator[Row]:
     try:
+        require_regular(Path(path))
         data = Path(path).read_bytes()
     except (OSError, ValueError) as error:  # a NUL in a path is a ValueError
         reason = error.strerror if isinstance(error, OSError) else error

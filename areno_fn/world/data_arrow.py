@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from areno_fn.contracts.errors import DataError
 from areno_fn.world.data_row import Row
+from areno_fn.world.regular_files import require_regular
 
 _SOME = 1024
 """Rows that are turned into plain values at once."""
@@ -36,6 +38,7 @@ def _rows(path: str, kind: str, arrow: Any, batches: Callable[[Any, Any], Iterat
     with contextlib.ExitStack() as stack:
         number = 0
         try:
+            require_regular(Path(path))
             file = stack.enter_context(arrow.memory_map(path))
             for batch in batches(arrow, file):
                 batch.validate(full=True)  # offsets of a damaged stream may lead outside it

@@ -6,7 +6,6 @@ deeper pixels, what can be seen through, later frames, and a turn that a camera 
 
 from __future__ import annotations
 
-import errno
 import io
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 
 from areno_fn.contracts.errors import DataError
+from areno_fn.world.regular_files import require_regular
 
 _MODES = ("1", "L", "LA", "P", "RGB", "RGBA")
 _ORIENTATION = 0x0112
@@ -46,8 +46,7 @@ def look(path: Path, where: str) -> Look:
         DataError: it cannot be read, or is not three colours of 8 bits.
     """
     try:
-        if path.exists() and not (path.is_file() or path.is_dir()):
-            raise OSError(errno.EINVAL, "it is no regular file")  # a pipe would be waited for
+        require_regular(path)
         content = path.read_bytes()
         with Image.open(io.BytesIO(content)) as image:
             size, problem = (image.size[1], image.size[0]), _problem(image)

@@ -67,3 +67,8 @@ def test_streams_are_for_video_with_sound_that_has_guidance(tmp_path: Path) -> N
     with pytest.raises(ArenoError, match="^model.pipeline.streams: nothing in this run has guidance; give a denoising"):
         plan(spec_of(ltx2, heard, asked, pipeline={"streams": {"audio": 4.0}}))
     plan(spec_of(ltx2, heard, asked))
+    asked = [phase(heard, "flow_grpo", denoising=GUIDED)]
+    with pytest.raises(
+        ArenoError, match="streams.blocks: with perturbed = 0 no attention is perturbed; raise that, or remove"
+    ):
+        plan(spec_of(ltx2, heard, asked, pipeline={"streams": {"perturbed": 0.0, "blocks": [1]}}))

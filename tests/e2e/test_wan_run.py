@@ -177,6 +177,10 @@ def require_same_end(folder: Path, asked: Any) -> None:
             "model.pipeline.trained.1: 'transformer' is there twice; name it once",
         ),
         (
+            {"guidance_2": 0.5}, {"kind": "flow_grpo", "denoising": {"steps": 4, "guidance": 2.0}},
+            "model: pipeline: guidance_2: it must be at least 1, or 0 for that of the denoising, received 0.5",
+        ),
+        (
             {"guidance_2": 2.0}, {"kind": "flow_grpo", "denoising": {"steps": 4}},
             "model.pipeline.guidance_2: nothing in this run has guidance; give a denoising `guidance`, or remove this",
         ),
@@ -294,7 +298,14 @@ def test_a_run_of_video_to_video_goes_on_bit_for_bit(finetune: Any, tmp_path: Pa
             True, {"denoising": {"steps": 3, "strength": 0.2}},
             "phases.flow_grpo: a strength is above 0 and at most 1, and leaves a step of 3, received 0.2",
         ),
-        (True, {"denoising": {"steps": 5, "noisy": [4]}}, "phases.flow_grpo: step 4 does not exist in a schedule of 4 steps"),
+        (
+            True, {"denoising": {"steps": 5, "noisy": [4]}},
+            "phases.flow_grpo: algorithm.denoising.noisy: step 4 does not exist in a schedule of 4 steps; those that are made are",
+        ),
+        (
+            True, {"denoising": {"steps": 4, "strength": 0.3}},
+            "phases.flow_grpo: algorithm.denoising: one step is made, which is the last and has no noise, and no other is there",
+        ),
         (
             True, {"evaluated": {"steps": 2, "strength": 0.3}},
             "evaluation.denoising: a strength is above 0 and at most 1, and leaves a step of 2, received 0.3",

@@ -53,6 +53,8 @@ def values(info: inspect.Type) -> st.SearchStrategy[Any]:
             return st.booleans()
         case inspect.NoneType():
             return st.none()
+        case inspect.StrType() if info.min_length:
+            return TEXTS.filter(bool)
         case inspect.StrType():
             return (
                 TEXTS if info.pattern is None else st.from_regex(info.pattern.removesuffix("$") + r"\Z", fullmatch=True)

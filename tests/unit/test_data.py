@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,9 @@ def test_missing_and_empty_files(tmp_path: Path) -> None:
         read(write(tmp_path, "", "  "))
     with pytest.raises(DataError, match="cannot be read"):
         read(JsonlData(path=str(tmp_path)))
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(DataError, match=r"pipe\.jsonl cannot be read \(it is no regular file\)"):
+        read(JsonlData(path=str(tmp_path / "pipe.jsonl")))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 from pathlib import Path
@@ -70,6 +71,9 @@ def test_files_that_are_no_parquet(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
     with pytest.raises(DataError, match=r"nothing.parquet cannot be read behind its row 0"):
         read(ParquetData(path=str(tmp_path / "nothing.parquet")))
+    os.mkfifo(tmp_path / "pipe.parquet")
+    with pytest.raises(DataError, match=r"pipe.parquet cannot be read .*\(.*it is no regular file\)"):
+        read(ParquetData(path=str(tmp_path / "pipe.parquet")))
 
 
 def test_a_parquet_row_that_fits_no_schema_is_shown(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_a_good_file_is_read_with_its_defaults(base: Path) -> None:
             "phases.sft.algorithm has no field 'samples', "
             f"as it is of kind 'sft'; remove it, or take a kind that has it, {SAMPLING}",
         ),
-        ("path: models/tiny", "dtype: source", "model lacks 'path', which must be text"),
+        ("path: models/tiny", "dtype: source", "model lacks 'path', which must be text that is not empty"),
         (
             "model: {kind: hf, path: models/tiny}",
             "seed: 1",
@@ -137,6 +137,17 @@ def test_a_good_file_is_read_with_its_defaults(base: Path) -> None:
             "lr: 0.001",
             "betas: [0.9, 1]",
             "phases.sft.optimizers.actor.betas.1 must be a number of at least 0 and below 1, received the number 1",
+        ),
+        ("path: models/tiny", "path: ''", "model.path must be text that is not empty, received the text ''"),
+        (
+            "{kind: arithmetic}",
+            "{kind: jsonl, path: a, columns: {a: b, c: 1}}",
+            "phases.grpo.v2.data.0.columns.c must be text, received the number 1; put it in quotes",
+        ),
+        (
+            "path: models/tiny",
+            "path: models/tiny, pipeline: {parts: {vae: x, text_encoder: ''}}",
+            "model.pipeline.parts.text_encoder must be text that is not empty, received the text ''",
         ),
         ("steps: 3", "steps: -3", "phases.sft.steps must be an integer from 0 to 1000000000, received the number -3"),
         (

@@ -24,6 +24,7 @@ from areno_fn.engine.specfile.types import (
     homes,
     kinds,
     locate,
+    misfit,
     one_of,
     strangers,
     structs,
@@ -54,6 +55,9 @@ def explain(message: str, raw: Any, suffix: str) -> tuple[Path, str]:
     path: Path = tuple(name or int(index) for name, index in _STEP.findall(place))
     where, value, info = locate(raw, path)
     named = _NAMED.search(head)
+    if named is None and isinstance(value, dict):  # msgspec does not say under which key of a plain table
+        path = (*path, *misfit(info, value))
+        where, value, info = locate(raw, path)
     if named is None:
         return (
             path,

@@ -99,7 +99,18 @@ def child(info: Type, raw: Any, key: str | int) -> Type:
         if isinstance(info, inspect.TupleType):
             return info.item_types[key] if key < len(info.item_types) else ANY
         return info.item_type if isinstance(info, inspect.ListType) else ANY
+    if isinstance(info, inspect.DictType):
+        return info.value_type
     return fields(info, raw).get(key, ANY)
+
+
+def misfit(info: Type, value: Any) -> list[str]:
+    """The first key of a table of texts under which no such text stands; nothing of any other type."""
+    if not isinstance(info, inspect.DictType) or not isinstance(info.value_type, inspect.StrType):
+        return []
+    least = info.value_type.min_length or 0
+    wrong = [key for key, item in value.items() if not isinstance(item, str) or len(item) < least]
+    return wrong[:1]
 
 
 def labels(info: Type, items: list[Any]) -> list[str]:
@@ -159,6 +170,8 @@ def describe(info: Type) -> str:
         case inspect.BoolType():
             return "true or false"
         case inspect.StrType():
+            if info.min_length:
+                return "text that is not empty"
             return "text" if info.pattern is None else _PATTERNS.get(info.pattern, f"text matching {info.pattern!r}")
         case inspect.LiteralType():
             return one_of(info.values)

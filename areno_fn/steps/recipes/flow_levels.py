@@ -50,7 +50,10 @@ def noisy_candidates(spec: NoisyDenoising, schedule: Schedule, own: NoiseLevels)
         SpecError: a named one does not exist or cannot be learned from, or there are fewer than are to have noise.
     """
     if spec.noisy:
-        found = places(spec.noisy, schedule.steps)
+        try:
+            found = places(spec.noisy, schedule.steps)
+        except SpecError as error:
+            raise SpecError(f"algorithm.denoising.noisy: {error}; those that are made are counted from 0") from error
         asked = own.trains_at(schedule.timesteps).tolist()
         idle = [step for step in found if not asked[step]]
         if idle:
@@ -58,6 +61,11 @@ def noisy_candidates(spec: NoisyDenoising, schedule: Schedule, own: NoiseLevels)
                 f"algorithm.denoising.noisy: step {idle[0]} is at the level {schedule.sigmas[idle[0]]:.3g}, but what is trained is "
                 f"asked {_asked(own)}; leave it out"
             )
+    elif schedule.steps == 1:
+        raise SpecError(
+            "algorithm.denoising: one step is made, which is the last and has no noise, and no other is there to train on; take "
+            "more steps, or a larger strength"
+        )
     else:
         found = trained_steps(tuple(range(schedule.steps - 1)), schedule, own)
     if spec.count > len(found):
