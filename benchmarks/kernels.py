@@ -167,7 +167,7 @@ def head_lines(rates: dict[str, float]) -> list[dict[str, Any]]:
                 put_product(total, logits.t(), x[first : first + rows], more=first > 0)
 
         for how, rest in (("in a row", 0.0), ("after rests", REST)):
-            lines.append(line(f"linear_token_loss, {rows} rows at once, {how}", ours, floor=floor, rest=rest))
+            lines.append(line(f"linear_token_loss {rows} rows at once, {how}", ours, floor=floor, rest=rest))
             lines.append(line(f"  its products alone, {rows} rows, {how}", products, floor=floor, rest=rest))
     return lines
 
