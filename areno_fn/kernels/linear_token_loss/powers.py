@@ -14,6 +14,8 @@ once. Powers are summed before they are rounded to bfloat16, whose range is that
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -39,17 +41,22 @@ def takes(hidden: torch.Tensor, weight: torch.Tensor) -> bool:
     return hidden.dtype == torch.bfloat16 and even(hidden) and even(weight)
 
 
-class Parts:
-    """What is kept while some rows are made at once.
+class Parts(NamedTuple):
+    """What is known of rows that are made at once, tile by tile.
 
     Attributes:
         sums: float32 [3, tiles, rows]: the largest power of a row in a tile, and the sums of 2^power and 2^power power.
         far: int32 [1], 1 when a row lies out of range.
     """
 
-    def __init__(self, rows: int, size: int, device: torch.device) -> None:
-        self.sums = torch.empty(3, triton.cdiv(size, MADE.columns), rows, dtype=torch.float32, device=device)
-        self.far = torch.empty(1, dtype=torch.int32, device=device)
+    sums: torch.Tensor
+    far: torch.Tensor
+
+
+def parts_of(rows: int, size: int, device: torch.device) -> Parts:
+    """Memory for so many rows over a vocabulary of that size."""
+    sums = torch.empty(3, triton.cdiv(size, MADE.columns), rows, dtype=torch.float32, device=device)
+    return Parts(sums, torch.empty(1, dtype=torch.int32, device=device))
 
 
 def write(

@@ -47,7 +47,7 @@ def forward(
     if not count:
         total.zero_()
     powered = scored is None and not entropic and powers.takes(hidden, weight)
-    parts = powers.Parts(rows if powered else 0, size, hidden.device)
+    parts = powers.parts_of(rows if powered else 0, size, hidden.device)
     with on_device_of(hidden):
         for first in range(0, count, max(rows, 1)):
             here = slice(first, first + rows)
