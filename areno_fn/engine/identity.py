@@ -20,6 +20,7 @@ from areno_fn.contracts.spec import (
     PPO,
     ClipReward,
     Evaluation,
+    FlowDistill,
     FlowTaught,
     FullFinetune,
     ModelReward,
@@ -243,21 +244,36 @@ def _teachers(spec: RunSpec, cast: Cast | None) -> list[Any]:
     return [models, [[name, *(cast.folders[path] for path in folders_of(one))] for name, one in taught]]
 
 
+def read_elsewhere(before: RunSpec, now: RunSpec) -> list[str]:
+    """The folders of critics and teachers that are other ones now; a run that is continued has their parameters in its state."""
+    return list(_differences({"phases": _roles(before)}, {"phases": _roles(now)}, ""))
+
+
 def _paths(spec: RunSpec) -> Any:
     """Where the reward models are, by phase and place, and the critic and the teachers."""
+    roles = _roles(spec)
+    return {"phases": {phase.name: {"rewards": _judge_paths(phase)} | roles[phase.name] for phase in spec.phases}}
 
-    def of(phase: Phase) -> dict[str, Any]:
-        judges = [
-            (str(k), reward) for k, reward in enumerate(phase.rewards) if isinstance(reward, ModelReward | ClipReward)
-        ]
-        found: dict[str, Any] = {"rewards": {place: {"path": reward.path} for place, reward in judges}}
-        critic = (
-            {"algorithm": {"critic": {"path": phase.algorithm.critic.path}}} if isinstance(phase.algorithm, PPO) else {}
-        )
-        taught = list(folders_of(phase.algorithm)) if isinstance(phase.algorithm, FlowTaught) else []
-        return found | critic | ({"algorithm": {"teachers": taught}} if taught else {})
 
-    return {"phases": {phase.name: of(phase) for phase in spec.phases}}
+def _judge_paths(phase: Phase) -> dict[str, Any]:
+    judges = ((str(k), reward) for k, reward in enumerate(phase.rewards))
+    return {place: {"path": one.path} for place, one in judges if isinstance(one, ModelReward | ClipReward)}
+
+
+def _roles(spec: RunSpec) -> dict[str, Any]:
+    """The folders that roles are read from, by phase."""
+
+    def of(algorithm: Any) -> dict[str, Any]:
+        if isinstance(algorithm, PPO):
+            return {"critic": {"path": algorithm.critic.path}}
+        if not isinstance(algorithm, FlowTaught):
+            return {}
+        several = algorithm.teachers if isinstance(algorithm, FlowDistill) else []
+        named = {str(place): {"path": teacher.path} for place, teacher in enumerate(several)}
+        return {"teacher": algorithm.teacher} | ({"teachers": named} if named else {})
+
+    found = {phase.name: of(phase.algorithm) for phase in spec.phases}
+    return {name: {"algorithm": algorithm} if algorithm else {} for name, algorithm in found.items()}
 
 
 def _tied(spec: RunSpec) -> bool:

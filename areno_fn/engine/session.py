@@ -25,6 +25,7 @@ from areno_fn.engine.composition import snapshots_of
 from areno_fn.engine.export import ADAPTER, AVERAGED, export, exports_average
 from areno_fn.engine.finetune import LoraPlan, count
 from areno_fn.engine.foreseen import foreseen
+from areno_fn.engine.identity import read_elsewhere
 from areno_fn.engine.loop import train
 from areno_fn.engine.medium import Medium
 from areno_fn.engine.optimizers import Mover, described, long_warmups
@@ -101,12 +102,14 @@ def describe(spec: RunSpec, *, resume: bool = False, overwrite: bool = False, ac
     # after everything else: a folder that holds a run must not hide what is wrong with the specification
     outputs = inspect(spec.out, resume=resume, overwrite=overwrite, occupied=True)
     require_apart(spec, overwrite=overwrite)
-    checkpoint = _continued(outputs, resume)
+    checkpoint, unread = _continued(outputs, resume), list[str]()
     if checkpoint is not None:
-        require_same_run(made, checkpoint, _recorded(outputs), accept)
+        recorded = _recorded(outputs)
+        unread = _unread(spec, recorded, require_same_run(made, checkpoint, recorded, accept))
     lines = [f"{spec.name}: {made.model.family.name} on {made.device}, seed {spec.seed}, out {spec.out}"]
     if not resume and not overwrite and (there := held(outputs)) is not None:
         lines.append(f"  to run it: {there}")
+    lines += [f"  {line}" for line in unread]
     beside = "" if made.critic is None else f", and a critic of {count(made.critic.shapes()):,}"
     lines.append(f"  trained: {made.finetune.describe()}{beside}{made.cast.describe()}")
     if made.model.pipeline is not None:
@@ -191,6 +194,8 @@ def _resumed(made: Plan, outputs: Outputs, display: Display, checkpoint: Path, a
     accepted = require_same_run(made, checkpoint, recorded, accept)
     state = resumed_state(made, checkpoint, recorded, accepted)
     display.message(f"continuing after step {state.cursor.total} from {checkpoint}")
+    for line in _unread(made.spec, recorded, accepted):
+        display.message(line)
     for field in accepted:
         display.message(f"accepted another value of {field}: {ACCEPTABLE[field]}")
     if accepted:
@@ -198,6 +203,14 @@ def _resumed(made: Plan, outputs: Outputs, display: Display, checkpoint: Path, a
         keep = made.spec.checkpoint.keep
         save_state(outputs.checkpoints, state.cursor.total, state, made.identity, keep, roles=made.roles)
     return state
+
+
+def _unread(spec: RunSpec, recorded: RunSpec | None, accepted: Sequence[str]) -> list[str]:
+    """That what roles begin with was read when the run began, where another folder is named now."""
+    if recorded is None or "phases" in accepted:
+        return []
+    kept = "the parameters that the run began with go on, which are in its states"
+    return [f"{change}; {kept}" for change in read_elsewhere(recorded, spec)]
 
 
 def _continued(outputs: Outputs, resume: bool) -> Path | None:

@@ -16,6 +16,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from areno_fn import tree
+from areno_fn.contracts.calls import checked
 from areno_fn.contracts.errors import KernelError, SpecError
 
 Move = Callable[[Any, Any, Any], tuple[Any, Any]]
@@ -50,8 +51,10 @@ class Graphs:
 
     Raises:
         SpecError: `most` is not at least 1.
+        RecordError: it is no whole number.
     """
 
+    @checked
     def __init__(self, most: int = MOST) -> None:
         if most < 1:
             raise SpecError(f"Graphs needs most of at least 1, received {most}")

@@ -143,7 +143,14 @@ def test_a_teacher_of_a_folder_stays_what_it_was_and_a_fake_can_be_asked_for(
     fake = DiTTransformer2DModel.from_pretrained(tmp_path / "out/fake")
     assert torch.equal(fake.proj_out_2.bias, state["params.fake.out_bias"])
     longer = tiny.run(spec, tmp_path / "out", "--resume", **named)
-    assert (longer.code, longer.err) == (0, "")
+    assert (longer.code, longer.err) == (0, "") and "algorithm.teacher was" not in longer.out
+    elsewhere = str(shutil.copytree(teacher, tmp_path / "elsewhere"))
+    moved = named | {f"phases__{name}__algorithm__teacher": elsewhere for name in ("opd", "dmd2")}
+    for flags in (("--resume", "--dry-run"), ("--resume",)):
+        told = tiny.run(spec, tmp_path / "out", *flags, **moved)
+        assert (told.code, told.err) == (0, "")
+        (line,) = (line for line in told.out.splitlines() if "phases.opd.algorithm.teacher was" in line)
+        assert line.endswith("; the parameters that the run began with go on, which are in its states")
     other = tiny.run(spec, tmp_path / "out", "--resume", **{**named, "phases__opd__algorithm__teacher": ""})
     assert other.code == 2 and "phases.opd.algorithm.teacher" in other.err
 
