@@ -11,7 +11,7 @@ import attrs
 
 from areno_fn.ckpt.header import Entry, Header, read_header
 from areno_fn.ckpt.jsontext import strict_json
-from areno_fn.ckpt.naming import NAMINGS, TRANSFORMERS, Naming
+from areno_fn.ckpt.naming import DIFFUSERS, NAMINGS, TRANSFORMERS, Naming
 from areno_fn.ckpt.paths import member, read_small
 from areno_fn.ckpt.words import brief, listed
 from areno_fn.contracts.errors import CheckpointError
@@ -148,9 +148,21 @@ def _why_no_weights(folder: Path) -> str:
     if others:
         return f"{folder} has weights only as {_shown(others)}; only safetensors are read, so convert them first"
     loose = [name for name in names if name.endswith(".safetensors")]
+    usual = _usual(folder, loose)
     if loose:
-        return f"{folder} has {_shown(loose)}, but neither {SINGLE} nor {INDEX}"
-    return f"{folder} has no weights: neither {SINGLE} nor {INDEX}"
+        return f"{folder} has {_shown(loose)}, but neither {usual.single} nor {usual.index}"
+    return f"{folder} has no weights: neither {usual.single} nor {usual.index}"
+
+
+def _usual(folder: Path, loose: list[str]) -> Naming:
+    """How the files of a folder would be called: as those that are there, or as its configuration is of diffusers or not."""
+    if any(name.startswith(DIFFUSERS.stem) for name in loose):
+        return DIFFUSERS
+    try:
+        config = strict_json(read_small(member(folder, "config.json")), "")
+    except CheckpointError:
+        return TRANSFORMERS
+    return DIFFUSERS if isinstance(config, dict) and "_class_name" in config else TRANSFORMERS
 
 
 def _shown(names: list[str]) -> str:

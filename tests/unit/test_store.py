@@ -350,6 +350,12 @@ def test_no_weights(tmp_path: Path) -> None:
     refuse_folder(tmp_path, f"has no weights: neither {SINGLE} nor {INDEX}")
     safetensors.torch.save_file(TENSORS, tmp_path / "adapter_model.safetensors")
     refuse_folder(tmp_path, f"has adapter_model.safetensors, but neither {SINGLE} nor {INDEX}")
+    (tmp_path / "config.json").write_text('{"_class_name": "AutoencoderKL"}')
+    other = "diffusion_pytorch_model.safetensors"
+    refuse_folder(tmp_path, f"has adapter_model.safetensors, but neither {other} nor {other}.index.json")
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "adapter_model.safetensors").rename(tmp_path / "diffusion_pytorch_model-00001-of-00002.safetensors")
+    refuse_folder(tmp_path, f"but neither {other} nor {other}.index.json")
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     refuse_folder(tmp_path, "has weights only as pytorch_model.bin; only safetensors are read, so convert them first")
 
