@@ -84,6 +84,8 @@ def check_accepted(fields: Iterable[str]) -> frozenset[str]:
     Raises:
         SpecError: one cannot, or there is none of that name.
     """
+    if isinstance(fields, str) or not isinstance(fields, Iterable):
+        raise SpecError(f"accept: it is a list of fields, as in ['phases'], received {fields!r}")
     accepted = frozenset(fields)
     for name in sorted(accepted - ACCEPTABLE.keys()):
         reason = NEVER.get(name, "an identity has no such field")

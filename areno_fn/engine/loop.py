@@ -201,7 +201,8 @@ def _generation_step(plan: Plan, phase: PhasePlan, state: TrainState) -> tuple[T
     recalled = batch if phase.algorithm.recall is None else phase.algorithm.recall(state, batch)
     if recalled is not batch:
         seconds["time/score"] = watch.lap()
-    state, metrics = phase.algorithm.step(donate(state), recalled)
+    # the first update takes the state over; rewards that cannot be compared leave it, and it is saved
+    state, metrics = phase.algorithm.step(state, recalled)
     seconds["time/train"] = watch.lap()
     rates = plan.medium.rates(rollout, seconds["time/rollout"])
     means = {f"reward/{name}": sum(values) / len(values) for name, values in parts.items()}

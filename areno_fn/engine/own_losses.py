@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -111,7 +112,7 @@ def advantage_problems(spec: RunSpec, advantages: Mapping[str, Compare]) -> Iter
             kind = phase.algorithm.__struct_config__.tag
             yield f"{where}: {kind} compares no samples of a prompt, and advantages of your own have no place in it"
             continue
-        if not callable(given):
+        if not _takes_two(given):
             yield f"{where}: its advantages are {received(given)}; give a function (rewards [B], groups [B]) -> [B]"
         for name in _COMPARED:
             if hasattr(phase.algorithm, name) and _said(phase.algorithm, name) and _may_be_left_out(spec, place, name):
@@ -119,6 +120,19 @@ def advantage_problems(spec: RunSpec, advantages: Mapping[str, Compare]) -> Iter
                     f"{where}.{name}: it belongs to the algorithm's own advantages, and a function of your own stands in their "
                     f"place; remove this, and say it in your function"
                 )
+
+
+def _takes_two(function: object) -> bool:
+    """Whether it can be called with two arguments; True of what does not say."""
+    if not callable(function):
+        return False
+    try:
+        inspect.signature(function).bind(None, None)
+    except ValueError:  # a function without a signature, as some of C are
+        return True
+    except TypeError:
+        return False
+    return True
 
 
 def fields_of_loss(algorithm: AlgorithmSpec, role: str) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import attrs
 import torch
 
 from areno_fn.ckpt import hf
+from areno_fn.contracts.calls import received
 from areno_fn.contracts.errors import SpecError
 from areno_fn.contracts.flow_adapter import EVEN
 from areno_fn.contracts.identity import RunIdentity
@@ -259,6 +260,8 @@ def _merged(spec: RunSpec, finetune: FinetunePlan) -> Derived[Any] | None:
 
 def _check_phases(spec: RunSpec, what: str, given: Mapping[str, Any]) -> None:
     names = [phase.name for phase in spec.phases]
+    if not isinstance(given, Mapping):
+        raise SpecError(f"{what} come by phase, {what}={{{names[0]!r}: ...}}, received {received(given)}")
     for name in given:
         if name not in names:
             raise SpecError(f"{what}: there is no phase {name!r}; the phases are {', '.join(names)}")

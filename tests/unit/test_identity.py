@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import attrs
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typeguard import suppress_type_checks
 
 from areno_fn.contracts.errors import CheckpointError, SpecError
 from areno_fn.contracts.identity import ACCEPTABLE, NEVER, RunIdentity, check_accepted, digest
@@ -156,6 +158,15 @@ def test_flags_are_offered_only_where_they_would_help() -> None:
     with pytest.raises(CheckpointError) as caught:
         IDENTITY.require(attrs.evolve(IDENTITY, data="e", seed=2), "out/run")
     assert str(caught.value).endswith("with, or pass --accept data --accept seed")
+
+
+@pytest.mark.parametrize("given", ["phases", 3, None])
+def test_what_is_accepted_comes_in_a_list(given: Any) -> None:
+    with (
+        suppress_type_checks(),
+        pytest.raises(SpecError, match="accept: it is a list of fields, as in .'phases'., received"),
+    ):
+        check_accepted(given)
 
 
 @pytest.mark.parametrize("name", [*NEVER, "daat"])

@@ -12,6 +12,8 @@ import torch
 from typeguard import suppress_type_checks
 
 import areno_fn as af
+from areno_fn.ckpt.manifest import read_manifest
+from areno_fn.ckpt.resume import latest
 from areno_fn.contracts.errors import RecordError, RewardError, SpecError
 from areno_fn.contracts.flow_batch import JudgedTrajectory
 from areno_fn.contracts.spec import FlowGRPO
@@ -130,6 +132,13 @@ def test_what_is_no_advantage_is_refused(given: Callable[..., Any], error: type[
             [],
             r"phases.grpo.algorithm: its advantages are 3; give a function \(rewards \[B\], groups \[B\]\) -> \[B\]",
         ),
+        (
+            {"grpo": lambda rewards: rewards},
+            [],
+            r"phases.grpo.algorithm: its advantages are the function <lambda>; give a function \(rewards \[B\], groups \[B\]\)",
+        ),
+        ({"grpo": torch.nn.ReLU}, [], "phases.grpo.algorithm: its advantages are the class ReLU; give a function"),
+        (rloo, [], "advantages come by phase, advantages={'sft': ...}, received the function rloo"),
         ({"grp": rloo}, [], "advantages: there is no phase 'grp'; the phases are sft, grpo"),
         ({"grpo": None}, [], "advantages: what replaces those of the phase grpo is None; leave the phase out"),
         (
@@ -161,3 +170,18 @@ def test_algorithms_of_pictures_take_them_too(tmp_path: Path) -> None:
     with suppress_type_checks():
         batch: JudgedTrajectory = Judged()  # type: ignore[assignment]
         assert advantages_of(FlowGRPO(), batch, rloo).tolist() == [-5.0, 5.0, -1.0, 1.0]
+
+
+def test_advantages_that_fail_cost_no_step_that_was_made(tmp_path: Path) -> None:
+    asked = spec(tmp_path, "out", "checkpoint.every=0")
+    calls: list[int] = []
+
+    def failing(rewards: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return rloo(rewards, groups) * (torch.nan if len(calls) == 2 else 1.0)
+
+    with pytest.raises(RewardError, match="failing gave row 0 the advantage nan"):
+        af.train(asked, advantages={"grpo": failing})
+    kept = latest(tmp_path / "out/checkpoints")
+    assert kept is not None and read_manifest(kept).step == asked.phases[0].steps + 1
+    assert af.train(asked, advantages={"grpo": rloo}, resume=True, accept=["phases"]) == 0
