@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.utils._pytree as pytree
 
+from areno_fn.contracts.calls import received
+from areno_fn.contracts.errors import RecordError
 from areno_fn.contracts.record import donate
 
 __all__ = ["custom_vjp", "donate", "remat", "value_and_grad"]
@@ -31,6 +33,7 @@ def value_and_grad(function: Callable[..., Any], *, has_aux: bool = False) -> Ca
         A function returning `(value, gradient)` or `((value, aux), gradient)`. The gradient has the
         structure of the first argument; leaves that are not floating tensors have gradient 0.
     """
+    _require_function("value_and_grad", function)
 
     def run(tree: Any, /, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         leaves, spec = pytree.tree_flatten(tree)
@@ -51,6 +54,11 @@ def value_and_grad(function: Callable[..., Any], *, has_aux: bool = False) -> Ca
         return ((value, aux), tree_gradient) if has_aux else (value, tree_gradient)
 
     return run
+
+
+def _require_function(who: str, function: object) -> None:
+    if not callable(function):
+        raise RecordError(f"{who} takes a function, received {received(function)}")
 
 
 def _no_gradient(leaf: Any) -> Any:
@@ -124,6 +132,8 @@ def custom_vjp(
         drop_outputs: the same for outputs.
         keep_outputs: whether `backward` reads the outputs; when not, it receives an empty tuple.
     """
+    for given in (forward, backward):
+        _require_function("custom_vjp", given)
 
     class Backward(torch.autograd.Function):
         @staticmethod
@@ -255,6 +265,7 @@ def remat(function: Callable[..., Any]) -> Callable[..., Any]:
     The arguments and the result may be trees; tensors the function closes over get no gradient, so pass
     parameters as arguments. The same as `jax.checkpoint`. Differentiable once.
     """
+    _require_function("remat", function)
 
     def run(*args: Any) -> Any:
         leaves, spec = pytree.tree_flatten(args)

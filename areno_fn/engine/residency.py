@@ -44,9 +44,15 @@ def onload(record: T, device: torch.device | str) -> T:
         device: where the copy lies. On the CPU that is host memory again, not page-locked.
 
     Raises:
-        RecordError: a leaf is not a dense tensor.
+        RecordError: a leaf is not a dense tensor, or there is no such device.
     """
-    return _moved(record, lambda size: torch.empty(size, dtype=torch.uint8, device=device))
+    try:
+        place = torch.device(device)
+    except RuntimeError:
+        raise RecordError(f"onload: {device!r} is no device; write 'cpu' or 'cuda'") from None
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise RecordError(f"onload: the device is {str(place)!r}, but torch sees no CUDA device")
+    return _moved(record, lambda size: torch.empty(size, dtype=torch.uint8, device=place))
 
 
 class Residency:

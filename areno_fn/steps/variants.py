@@ -203,7 +203,12 @@ def _wider(leaf: torch.Tensor) -> torch.dtype:
 
 def _like(first: Any, second: Any) -> list[Any]:
     """The leaves of the second tree, which has the structure of the first."""
-    return tree.leaves(tree.map(lambda _, leaf: leaf, first, second))
+    try:
+        return tree.leaves(tree.map(lambda _, leaf: leaf, first, second))
+    except ValueError as error:
+        raise RecordError(
+            f"the average is not one of these parameters: {error}; begin it with ema_begin(params)"
+        ) from error
 
 
 def _each(function: Callable[..., Any], first: T, *rest: Any) -> T:

@@ -105,6 +105,14 @@ def test_a_cache_is_any_tree_of_rows() -> None:
         (lambda: af.gae([1.0], [0.0], [True]), "gae: rewards must be a Tensor, received the list"),
         (lambda: af.whiten(torch.ones(2), [True, True]), "whiten: mask must be a Tensor, received the list"),
         (lambda: af.terminal_rewards(1.0, torch.ones(1, 2)), "terminal_rewards: scores must be a Tensor, received 1.0"),
+        (lambda: af.value_and_grad(3), "value_and_grad takes a function, received 3"),
+        (lambda: af.remat(None), "remat takes a function, received None"),
+        (lambda: af.custom_vjp(torch.sin, 4), "custom_vjp takes a function, received 4"),
+        (lambda: af.onload(PARAMS, "zzz"), "onload: 'zzz' is no device; write 'cpu' or 'cuda'"),
+        (
+            lambda: af.ema_update(af.ema_begin({"a": torch.ones(2)}), {"b": torch.ones(2)}, 0.5),
+            r"the average is not one of these parameters: .*at a: only in the first tree; begin it with ema_begin\(params\)",
+        ),
         (lambda: af.sgd(0.1, 10), "sgd: spec must be a SGDSpec, received 0.1"),
         (lambda: af.muon(AdamWSpec(), 10), "muon: spec must be a MuonSpec, received an AdamWSpec"),
         (lambda: af.adamw8bit(SGDSpec(), 10), "adamw8bit: spec must be an AdamW8bitSpec, received a SGDSpec"),
@@ -134,6 +142,15 @@ def test_a_run_takes_a_specification_and_not_its_file(of: Callable[[str], Any], 
             pytest.raises(SpecError, match="^a run takes a RunSpec, as read_spec reads one, "),
         ):
             take({"name": "mine"})
+
+
+@pytest.mark.parametrize("path", [None, 5, [], b"x"])
+def test_a_specification_is_read_from_a_path(path: Any) -> None:
+    with (
+        suppress_type_checks(),
+        pytest.raises(SpecError, match="a specification is read from the path of a file, received"),
+    ):
+        af.read_spec(path)
 
 
 def test_overrides_come_in_a_list() -> None:

@@ -36,6 +36,8 @@ def read(
     """
     if isinstance(overrides, str):
         raise SpecError(f"overrides come in a list, [{overrides!r}], received the text {overrides!r}")
+    if not isinstance(path, str | os.PathLike):
+        raise SpecError(f"a specification is read from the path of a file, received {kind_of(path)}")
     source = Path(path)
     suffix = format_of(source)
     written = _read(source)
