@@ -21,6 +21,7 @@ import sys
 import typing
 import weakref
 from collections.abc import Callable, Mapping
+from types import FrameType
 from typing import Any, TypeVar, dataclass_transform
 
 import attrs
@@ -111,11 +112,26 @@ def donate(value: T) -> T:
     field of the old record raises `DonatedError` that says where it was handed over.
     """
     caller = sys._getframe(1)
+    outside = _outside(caller)
     fresh = _rebuilt(value, lambda item: item)
     for name in field_names(value):
         object.__delattr__(value, name)
-    _donated[value] = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+    _donated[value] = _place(outside) if outside is caller else f"{_place(outside)}, by {_place(caller)}"
     return fresh
+
+
+def _place(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _outside(frame: FrameType) -> FrameType:
+    """The nearest frame that is none of this package: the line that a reader can change; where all are, the frame itself."""
+    package, found = __name__.partition(".")[0], frame
+    while str(found.f_globals.get("__name__", "")).partition(".")[0] == package:
+        if found.f_back is None:
+            return frame
+        found = found.f_back
+    return found
 
 
 def _rebuilt(value: T, change: Callable[[Any], Any]) -> T:
