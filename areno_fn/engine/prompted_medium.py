@@ -18,6 +18,7 @@ from areno_fn.contracts.flow_batch import Clean
 from areno_fn.contracts.geometry import Size
 from areno_fn.contracts.key import Key
 from areno_fn.contracts.media import MediaType, Request, Stored
+from areno_fn.contracts.pipeline_io import Output
 from areno_fn.contracts.record import replace
 from areno_fn.contracts.spec import Denoising, FlowDPO, Phase
 from areno_fn.engine.conditions import ConditionCache
@@ -29,10 +30,14 @@ from areno_fn.engine.text_medium import names_of
 from areno_fn.steps.recipes.flow_drawing import Draw
 from areno_fn.world.data_row import Row
 from areno_fn.world.pictures import Picture, subjects
-from areno_fn.world.prompted import PromptedRow, demonstration, preference, request_of, shot_of
+from areno_fn.world.prompted import PromptedRow, Shot, demonstration, preference, request_of, shot_of
 
 AT_ONCE: Mapping[MediaType, int] = {"image": 8, "video": 1}
 """Most that an autoencoder is given at once."""
+
+
+_LESS = 0.05
+"""Seconds that sound may lack of its video, as what a model makes does; it may be a frame longer."""
 
 
 @attrs.frozen(kw_only=True)
@@ -197,6 +202,19 @@ class PromptedPictures(FlowMedium):
                     f"{shot.where}: the {shot.type} is {found}, but the model makes {size}, geometry: resize it, or set "
                     f"the size under model.pipeline"
                 )
+            for output in self.adapter.contract.outputs:
+                if output.type == "audio":
+                    self._require_sound(shots["audio"], output)
+
+    def _require_sound(self, shot: Shot, output: Output) -> None:
+        """Refuses sound of other channels, or of another length than the video that it belongs to."""
+        (video,) = (one for one in self.adapter.contract.outputs if one.type == "video")
+        channels, lasts, wanted = shot.shape[0], shot.shape[1] / output.rate, self.adapter.size.frames / video.rate
+        if channels != output.channels or not wanted - _LESS <= lasts <= wanted + 1 / video.rate:
+            raise DataError(
+                f"{shot.where}: the sound is {list(shot.shape)}, {lasts:.3f} s at {output.rate} samples a second, but the model "
+                f"makes {output.channels} channels of {wanted:.3f} s; cut or lengthen it"
+            )
 
 
 def _read(given: torch.Tensor | Stored) -> torch.Tensor:

@@ -52,6 +52,31 @@ def test_guidance_of_streams_is_that_of_diffusers_after_a_run(finetune: Any, tmp
     assert float((ours - theirs(again)).abs().max()) <= 1e-4 < float((ours - theirs(tiny.theirs)).abs().max())
 
 
+@pytest.mark.parametrize(
+    ("sound", "words"),
+    [
+        (
+            [[0.1] * 9000],
+            r"the sound is \[1, 9000\], 0.375 s at 24000 samples a second, but the model makes 2 channels",
+        ),
+        (
+            [[0.1] * 1000] * 2,
+            r"the sound is \[2, 1000\], 0.042 s at 24000 .* makes 2 channels of 0.375 s; cut or lengthen it",
+        ),
+        ([[0.1] * 96000] * 2, r"the sound is \[2, 96000\], 4.000 s at 24000 .* makes 2 channels of 0.375 s"),
+    ],
+)
+def test_sound_is_as_long_as_its_video(sound: Any, words: str, tmp_path: Path) -> None:
+    tiny = stored(flow_families.ltx2("2"), tmp_path)
+    rows = tmp_path / "rows/shown.jsonl"
+    lines = [json.loads(line) for line in rows.read_text().splitlines()]
+    rows.write_text("".join(json.dumps(line | {"audio": sound}) + "\n" for line in lines))
+    with pytest.raises(ArenoError, match=f"shown.jsonl:1: {words}"):
+        plan(spec_of(tiny, tmp_path, [phase(tmp_path, "flow_sft")]))
+    rows.write_text("".join(json.dumps(line | {"audio": [[0.1] * 9000] * 2}) + "\n" for line in lines))
+    plan(spec_of(tiny, tmp_path, [phase(tmp_path, "flow_sft")]))
+
+
 def test_streams_are_for_video_with_sound_that_has_guidance(tmp_path: Path) -> None:
     silent, heard = tmp_path / "silent", tmp_path / "heard"
     for folder in (silent, heard):
