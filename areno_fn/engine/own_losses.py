@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -89,12 +89,11 @@ def loss_problems(spec: RunSpec, losses: Mapping[str, Losses]) -> Iterator[str]:
             continue
         given = losses[phase.name]
         for role in given if isinstance(given, Mapping) else (ACTOR,):
-            for name in fields_of_loss(phase.algorithm, role):
-                if _said(phase.algorithm, name) and _may_be_left_out(spec, place, name):
-                    yield (
-                        f"phases.{phase.name}.algorithm.{name}: it belongs to the algorithm's own loss of the {role}, and a loss "
-                        f"of your own stands in its place; remove this, and say it in your loss"
-                    )
+            for name in _unread(spec, place, fields_of_loss(phase.algorithm, role)):
+                yield (
+                    f"phases.{phase.name}.algorithm.{name}: it belongs to the algorithm's own loss of the {role}, and a loss of "
+                    f"your own stands in its place; remove this, and say it in your loss"
+                )
 
 
 def advantage_problems(spec: RunSpec, advantages: Mapping[str, Compare]) -> Iterator[str]:
@@ -114,12 +113,11 @@ def advantage_problems(spec: RunSpec, advantages: Mapping[str, Compare]) -> Iter
             continue
         if not _takes_two(given):
             yield f"{where}: its advantages are {received(given)}; give a function (rewards [B], groups [B]) -> [B]"
-        for name in _COMPARED:
-            if hasattr(phase.algorithm, name) and _said(phase.algorithm, name) and _may_be_left_out(spec, place, name):
-                yield (
-                    f"{where}.{name}: it belongs to the algorithm's own advantages, and a function of your own stands in their "
-                    f"place; remove this, and say it in your function"
-                )
+        for name in _unread(spec, place, [name for name in _COMPARED if hasattr(phase.algorithm, name)]):
+            yield (
+                f"{where}.{name}: it belongs to the algorithm's own advantages, and a function of your own stands in their "
+                f"place; remove this, and say it in your function"
+            )
 
 
 def _takes_two(function: object) -> bool:
@@ -143,8 +141,12 @@ def fields_of_loss(algorithm: AlgorithmSpec, role: str) -> tuple[str, ...]:
     return found
 
 
-def _said(algorithm: AlgorithmSpec, name: str) -> bool:
-    return bool(_value(algorithm, name) != _value(type(algorithm)(), name))
+def _unread(spec: RunSpec, place: int, names: Iterable[str]) -> list[str]:
+    """Which of these fields of a phase's algorithm say something that is not their default, and need not."""
+    own = spec.phases[place].algorithm
+    usual = type(own)()
+    said = [name for name in names if _value(own, name) != _value(usual, name)]
+    return [name for name in said if _may_be_left_out(spec, place, name)]
 
 
 def _may_be_left_out(spec: RunSpec, place: int, name: str) -> bool:

@@ -20,7 +20,7 @@ LIBRARIES = 2 * 2**25
 """Bytes that cuBLAS takes for the forward and for the backward pass, each in a thread of its own."""
 
 EVEN, TILE = 64, 256
-"""Elements whose multiple a row of logits takes."""
+"""Elements whose multiple a row of logits takes, and of which three sums are kept."""
 
 
 def predict(

@@ -23,11 +23,12 @@ def _again(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
     if path == _FREE:
         return
     if isinstance(value, list):
+        named = [(place, item) for place, item in enumerate(value) if isinstance(item, str | int)]
         seen = set[Any]()
-        for place, item in enumerate(value):
-            if isinstance(item, str | int) and item in seen:
+        for place, item in named:
+            if item in seen:
                 yield (*path, place), item
-            seen |= {item} if isinstance(item, str | int) else set()
+            seen.add(item)
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in items:
         yield from _again(item, (*path, key))

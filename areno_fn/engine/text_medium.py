@@ -73,13 +73,11 @@ class Text:
         """How many questions have no chat template to go through."""
         questions = plain_questions(rows, self.tokenizer, trained=trained)
         said = "because the tokenizer has no chat template"
+        if not questions:
+            return []
         if questions == 1:
             return [f"1 question or instruction becomes a plain text that ends its line, {said}"]
-        return (
-            [f"{questions} questions or instructions become plain texts that end their line, {said}"]
-            if questions
-            else []
-        )
+        return [f"{questions} questions or instructions become plain texts that end their line, {said}"]
 
     def cut(self, rows: Sequence[Row]) -> list[str]:
         """Nothing: what is too long is refused, or cut as the phase says."""

@@ -204,6 +204,20 @@ def moving_tensors(arguments: Arguments) -> Iterator[torch.Tensor]:
     return (arguments.positional[i] for i in arguments.moving)
 
 
+def answering(cases: Cases, arguments: Arguments) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """The kernel as a function of the arguments that have a gradient, to the outputs through which it flows."""
+
+    def function(*moving: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        given = list(arguments.positional)
+        for i, x in zip(arguments.moving, moving, strict=True):
+            given[i] = x
+        result = cases.function(*given, **arguments.keywords)
+        result = result if isinstance(result, tuple) else (result,)
+        return tuple(result[i] for i in cases.answered)
+
+    return function
+
+
 def _doubled(arguments: Arguments) -> Arguments:
     positional = tuple(
         x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in arguments.positional

@@ -10,7 +10,7 @@ import torch
 
 from areno_fn import tree
 from areno_fn.kernels.backend import interpreted
-from areno_fn.kernels.law import Arguments, Case, Cases, against_oracle, cotangents_of, moving_tensors, pulled
+from areno_fn.kernels.law import Case, Cases, against_oracle, answering, cotangents_of, moving_tensors, pulled
 from areno_fn.testing.strict import strict
 
 By = Literal["device", "triton"]
@@ -63,7 +63,7 @@ def same_under_transforms(cases: Cases, case: Case, device: torch.device | str =
     cotangents = cotangents_of(cases, case, arguments)
     outputs, gradients = pulled(cases.function, arguments, cases.answered, cotangents)
     _same(cases, case, given, before, "an argument was written to")
-    made: Any = torch.func.vjp(lambda *moving: _answers(cases, arguments, moving), *moving_tensors(arguments))
+    made: Any = torch.func.vjp(answering(cases, arguments), *moving_tensors(arguments))
     values, pull = made
     wanted = tuple(outputs[i] for i in cases.answered)
     _same(cases, case, values, wanted, "torch.func's outputs are not autograd's")
@@ -106,15 +106,6 @@ def makes_new_results(cases: Cases, case: Case, device: torch.device | str = "cp
                 f"{cases.name}, {case}: the gradient of argument {i} is {got.dtype} {list(got.shape)}, and the argument "
                 f"{given.dtype} {list(given.shape)}"
             )
-
-
-def _answers(cases: Cases, arguments: Arguments, moving: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    given = list(arguments.positional)
-    for i, x in zip(arguments.moving, moving, strict=True):
-        given[i] = x
-    result = cases.function(*given, **arguments.keywords)
-    result = result if isinstance(result, tuple) else (result,)
-    return tuple(result[i] for i in cases.answered)
 
 
 def _same(cases: Cases, case: Case, found: Any, wanted: Any, broken: str) -> None:

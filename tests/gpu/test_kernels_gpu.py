@@ -22,6 +22,7 @@ from areno_fn.kernels.law import (
     Case,
     Cases,
     against_oracle,
+    answering,
     cotangents_of,
     moving_tensors,
     pulled,
@@ -133,20 +134,6 @@ def test_torch_func_and_a_second_pull_give_the_same_bits_and_write_nothing(kerne
     assert tree.first_difference(pull(cotangents), gradients) is None
     assert tree.first_difference(pull(cotangents), gradients) is None
     assert tree.first_difference([x for x in arguments.positional if isinstance(x, torch.Tensor)], before) is None
-
-
-def answering(kernel: Cases, arguments: Arguments) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """The kernel as a function of the arguments that have a gradient."""
-
-    def function(*moving: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        given = list(arguments.positional)
-        for i, x in zip(arguments.moving, moving, strict=True):
-            given[i] = x
-        result = kernel.function(*given, **arguments.keywords)
-        result = result if isinstance(result, tuple) else (result,)
-        return tuple(result[i] for i in kernel.answered)
-
-    return function
 
 
 def summed(kernel: Cases, arguments: Arguments) -> Callable[[tuple[torch.Tensor, ...]], torch.Tensor]:
